@@ -360,8 +360,7 @@ def fit_stuck(grid: tuple[int, int], folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.study  # in the group of processes of `tests/methods/test_shared_rows.py`, where each has one chain
-@pytest.mark.parametrize("grid", [(2, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("grid", [pytest.param((2, 1), marks=pytest.mark.study), (1, 2)], ids=str)
 def test_ranks_say_the_same(grid: tuple[int, int], tmp_path: Path):
     check(launch(fit_stuck, 2, tmp_path, grid, tmp_path))
     for name in ("00", "01" if grid == (1, 2) else "10"):

@@ -126,7 +126,7 @@ def test_mappings_and_weighted_rows_are_taken() -> None:
     model = tb.Model(Both().double(), likelihood, batch=unpack)
     rows = (normal(12, 3), normal(12, 3, seed=1), normal(12, 1, seed=2), torch.ones(12).double())
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows), batch_size=4)
-    posterior = tb.fit(model, loader, tb.MAP(epochs=4, adversarial=0.05, optimizer=tb.Adam(0.02)), callbacks=())
+    posterior = tb.fit(model, loader, tb.MAP(epochs=20, adversarial=0.05, optimizer=tb.Adam(0.02)), callbacks=())
     assert posterior.tensors()["weights_MD"].isfinite().all()
 
 

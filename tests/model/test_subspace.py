@@ -164,7 +164,7 @@ def test_a_sampler_takes_the_prior_of_the_coordinates() -> None:
     likelihood = tb.likelihoods.Gaussian(NOISE)
     model = tb.Model(nn.Linear(FEATURES, 1).double(), likelihood, NORMAL, temperature=4.0, tempering="likelihood")
     space, (mean_R, covariance_RR) = tb.Subspace(model, ORIGIN, BASIS, prior_scale=0.6), of_coordinates(0.6, 4.0)
-    drawn: Any = tb.fit(model, data(), tb.EllipticalSlice(200, 40, 15, plan="vmap"), space=space, callbacks=())
+    drawn: Any = tb.fit(model, data(), tb.EllipticalSlice(100, 40, 15, plan="vmap"), space=space, callbacks=())
     centred = space.lift(drawn.inner.weights_MSD) - ORIGIN - mean_R @ BASIS
     expected = (BASIS.T @ covariance_RR @ BASIS).diagonal()
     for value, wanted in ((centred, 0.0), (centred.square(), expected)):

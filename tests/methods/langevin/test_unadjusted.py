@@ -79,8 +79,8 @@ def test_microcanonical_bias_and_energy_errors_grow_as_they_should():
 @pytest.mark.parametrize(
     ("make", "integrator", "energy_error", "step_size", "length"),
     [
-        (tb.MCLMC, "minimal_norm", 5e-4, 12.36, 8.31),
-        pytest.param(tb.MCLMC, "leapfrog", 5e-4, 6.25, 9.49, marks=pytest.mark.study),
+        pytest.param(tb.MCLMC, "minimal_norm", 5e-4, 12.36, 8.31, marks=pytest.mark.study),
+        (tb.MCLMC, "leapfrog", 5e-4, 6.25, 9.49),
         pytest.param(tb.UnderdampedLangevin, "minimal_norm", 3e-4, 1.334, 0.763, marks=pytest.mark.study),
         (tb.UnderdampedLangevin, "leapfrog", 3e-4, 0.398, 0.972),
     ],
@@ -155,7 +155,7 @@ def test_what_is_given_stays():
 def test_scales_that_differ_by_thirty_are_learned(make: Any):
     scales = torch.logspace(-0.75, 0.75, 20, dtype=torch.float64)
     target = tb.FunctionDensity(lambda w: -0.5 * (w.double() / scales).square().sum(1))
-    chains = run(make(16, 1800, 900, 3), scales.max() * normal(16, 20), target)
+    chains = run(make(32, 900, 500, 4), scales.max() * normal(32, 20), target)
     squares = (chains.weights_MSD / scales).square().mean((0, 1))
     assert float(squares.mean()) == pytest.approx(1.0, abs=0.05)
     assert ((squares - 1).abs() < 0.2).all()

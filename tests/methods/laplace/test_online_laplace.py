@@ -155,8 +155,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 @structures
 def test_step_is_pure_and_donating_changes_nothing(structure: Any) -> None:
     model = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
-    rank = {"rank": 2} if structure == "low_rank" else {}
-    method = tb.OnlineLaplace(structure=structure, prior="scalar", **SMALLEST, **rank)
+    method = tb.OnlineLaplace(structure=structure, prior="scalar", **SMALLEST)
     source = as_source(model, rows_of(), method.batch_size)
     density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
     options: Any = {"seeds": [3], "steps_per_epoch": source.steps_per_epoch}

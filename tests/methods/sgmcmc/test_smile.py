@@ -129,6 +129,7 @@ def test_noise_that_is_equal_in_all_directions_leaves_the_posterior():
     assert cold == pytest.approx(1.0, abs=0.025)
 
 
+@pytest.mark.study  # the share of shuffled rows is that of their noise, by the second test
 @pytest.mark.slow
 def test_shuffled_rows_bias_less_than_their_share():
     hot, cold, measured, exact = variances(11.0, 0.1, shuffled=True)
@@ -166,8 +167,9 @@ def regression(rows: int, temperature: float = 1.0) -> tuple[LinearGaussian, tb.
     return LinearGaussian(inputs, targets, 2.0, 1.0, temperature), model, (inputs, targets.unsqueeze(-1))
 
 
+@pytest.mark.study  # steps on batches have their law, above; a step size is learned, below
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch_size", "temperature"), [pytest.param(None, 0.3, marks=pytest.mark.study), (50, 1.0)])
+@pytest.mark.parametrize(("batch_size", "temperature"), [(None, 0.3), (50, 1.0)])
 def test_a_linear_regression_is_met(batch_size: int | None, temperature: float):
     problem, model, data = regression(200, temperature)
     method = tb.SMILE(8, 3000, 1500, 5, batch_size=batch_size)
