@@ -120,7 +120,7 @@ def test_a_step_that_fails_is_refused_and_tells_that_its_error_was_large():
     assert float(step_size[-1]) == pytest.approx(1e9 ** (-1 / 6), rel=1e-6)
 
 
-@pytest.mark.parametrize("make", [tb.MCLMC, tb.UnderdampedLangevin])
+@pytest.mark.parametrize("make", [tb.MCLMC, pytest.param(tb.UnderdampedLangevin, marks=pytest.mark.study)])
 def test_a_first_step_that_is_far_too_long_is_found_out(make: Any):
     """Scales of a thousandth: the first step is refused, and the step size falls instead of growing."""
     narrow = tb.FunctionDensity(lambda w: -0.5 * 1e6 * w.double().square().sum(1))

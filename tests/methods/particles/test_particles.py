@@ -227,6 +227,7 @@ def often(one: int) -> pytest.MarkDecorator:
     )
 
 
+@pytest.mark.study  # the force is exact, above, and a fit under a linear kernel has its moments
 @pytest.mark.slow
 @often(1)
 def test_particles_of_svgd_at_rest_spread_too_little_by_a_known_amount(size: int) -> None:

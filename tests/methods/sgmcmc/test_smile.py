@@ -220,10 +220,10 @@ def test_a_chain_that_goes_back_finds_its_step_size_again(preconditioned: bool):
 
     def breaking(weights_MD: Tensor) -> Tensor:
         calls[0] += 1
-        broken_M = torch.tensor([calls[0] == 700, False]).double()
+        broken_M = torch.tensor([calls[0] == 300, False]).double()
         return -0.5 * weights_MD.square().sum(1) + 0 * weights_MD.sum(1) / (1 - broken_M)
 
-    method = tb.SMILE(2, 1260, 1200, 1, batch_size=None, preconditioned=preconditioned)
+    method = tb.SMILE(2, 860, 800, 1, batch_size=None, preconditioned=preconditioned)
     with pytest.warns(ProblemWarning, match="chain 0 diverged once"):
         chains = run(method, normal(2, 30), tb.FunctionDensity(breaking))
     assert chains.numbers["divergent"].sum(1).tolist() == [1.0, 0.0]
