@@ -38,7 +38,7 @@ SOME = (
 # in the eyes of this structure, which sees columns of a Jacobian; test_sums.py has their Jacobians
 LIKE_OTHERS = (
     *("linear", "in place", "filter response norm", "unused", "multihead attention", "batch norm", "weight norm"),
-    *("layer norm", "lstm"),
+    *("layer norm", "lstm", "linear attention"),
 )
 
 

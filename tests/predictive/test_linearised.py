@@ -83,11 +83,11 @@ def explicit(name: str, kind: str, rows: int = TEST) -> tuple[Tensor, Tensor]:
 
 
 KINDS = [*FITTED, "low rank plus diagonal", "blocks of any weights"]
-TYPICAL = ("mlp", "groups")
+TYPICAL = ("mlp",)
 
 
 def dealt() -> list[Any]:
-    """Networks and kinds: all kinds for typical networks, else one of them in turn.
+    """Networks and kinds: all kinds for a typical network, else one of them in turn.
 
     The rest of the pairs is a study.
     """
@@ -199,7 +199,7 @@ CHUNKS = (2**24, 64)
 
 
 def joint_cases() -> list[Any]:
-    """Networks, kinds and chunks: all kinds for two networks, else two of layers and one of the others in turn.
+    """Networks, kinds and chunks: all kinds for one network, else one of them in turn.
 
     Chunks take turns. The rest is a study.
     """
@@ -207,7 +207,7 @@ def joint_cases() -> list[Any]:
     others = [kind for kind in kinds if kind not in always]
     run: list[tuple[str, str, int]] = []
     for number, name in enumerate(JOINT):
-        of_name = kinds if name in {"mlp", "groups"} else (*always, others[number % len(others)])
+        of_name = kinds if name == "mlp" else ((*always, *others)[number % len(kinds)],)
         run += [(name, kind, CHUNKS[(number + place) % 2]) for place, kind in enumerate(of_name)]
     return with_studies(run, JOINT, kinds, CHUNKS)
 
@@ -233,10 +233,8 @@ DIFFERENTIATED = ("laplace diagonal", "laplace kronecker", "low rank plus diagon
     with_studies(
         [
             *product(("mlp",), DIFFERENTIATED),
-            *(("groups", kind) for kind in DIFFERENTIATED[1:]),
             ("layer norm", "laplace diagonal"),
             ("multihead attention", "laplace kronecker"),
-            ("twice", "laplace diagonal"),
         ],
         ("mlp", "linear", "groups", "layer norm", "linear attention", "multihead attention", "twice"),
         (*DIFFERENTIATED, "laplace dense"),

@@ -59,6 +59,7 @@ def test_leapfrog_has_its_closed_form():
     assert_close(error, 0.7**6 / (16 * (1 - 0.49 / 4)))
 
 
+@pytest.mark.study  # `test_on_all_the_data_it_is_mclmc_with_leapfrog_steps` has both
 @pytest.mark.slow
 def test_microcanonical_bias_and_energy_errors_grow_as_they_should():
     """With leapfrog steps of h = ε/√D on N(0, I): h²/12, and Var[E]/D = h⁶/144."""
@@ -80,7 +81,7 @@ def test_microcanonical_bias_and_energy_errors_grow_as_they_should():
     ("make", "integrator", "energy_error", "step_size", "length"),
     [
         pytest.param(tb.MCLMC, "minimal_norm", 5e-4, 12.36, 8.31, marks=pytest.mark.study),
-        (tb.MCLMC, "leapfrog", 5e-4, 6.25, 9.49),
+        pytest.param(tb.MCLMC, "leapfrog", 5e-4, 6.25, 9.49, marks=pytest.mark.study),
         pytest.param(tb.UnderdampedLangevin, "minimal_norm", 3e-4, 1.334, 0.763, marks=pytest.mark.study),
         (tb.UnderdampedLangevin, "leapfrog", 3e-4, 0.398, 0.972),
     ],

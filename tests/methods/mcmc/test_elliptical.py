@@ -58,7 +58,10 @@ def exact(prior_DD: Tensor, loc_D: Tensor, *, likelihood: float = 1.0) -> tuple[
 
 @pytest.mark.parametrize(
     ("tempering", "temperature"),
-    [pytest.param("joint", 1.0, marks=pytest.mark.study), ("joint", 3.0), ("likelihood", 3.0)],  # 1 is any ellipse's
+    [
+        *(pytest.param("joint", t, marks=pytest.mark.study) for t in (1.0, 3.0)),
+        ("likelihood", 3.0),
+    ],  # 1 is any ellipse's
 )
 def test_the_posterior_under_a_normal_prior(tempering: str, temperature: float):
     model = linear(tb.priors.Normal(1.5), temperature=temperature, tempering=tempering)

@@ -214,9 +214,9 @@ def test_the_diagonal_mass_is_the_shrunk_variance_of_the_last_window(make: Calla
     scales_D = torch.tensor([0.3, 1.0, 3.0]).double()
     settings = {"trajectory": 1.5, "jitter": 0.3} if make is tb.HMC else {"max_doublings": 5}
     state, weights_SMD, infos = trace(
-        gaussian(scales_D), make(4, 401, 400, mass="diagonal", **settings), scales_D * normal(4, 3), 401
+        gaussian(scales_D), make(4, 201, 200, mass="diagonal", **settings), scales_D * normal(4, 3), 201
     )
-    begin, end = windows(400)[1][-2:]
+    begin, end = windows(200)[1][-2:]
     variance_MD, count = weights_SMD[begin:end].var(0), end - begin
     assert_close(
         state.inverse_mass_MD, (count * variance_MD + 5e-3 * variance_MD.mean(1, True)) / (count + 5), rtol=1e-8
@@ -486,9 +486,9 @@ def walled(kind: str) -> tb.FunctionDensity:
 def test_a_wall_does_not_shrink_the_step_size():
     """For a half-normal a good share of proposals leaves the support, whatever the step size."""
     half = tb.FunctionDensity(lambda w: torch.where((w > 0).all(1), -0.5 * w.double().square().sum(1), -torch.inf))
-    chains = tb.sample(half, tb.HMC(4, 400, 200, trajectory=1.0), torch.ones(4, 3).double())
+    chains = tb.sample(half, tb.HMC(4, 250, 150, trajectory=1.0), torch.ones(4, 3).double())
     assert chains.numbers["acceptance"].mean() < 0.8  # the target
-    assert chains.numbers["gradients"][:, 200:].max() < 10
+    assert chains.numbers["gradients"][:, 150:].max() < 10
 
 
 def test_steps_too_long_for_a_smooth_density_are_no_walls():
@@ -503,8 +503,8 @@ def test_steps_too_long_for_a_smooth_density_are_no_walls():
     assert (state.step_size.step_size_M < 3).all()
 
 
-# the random walk at a wall is MALA without slopes
-AT_WALLS = [("hmc", "infinite"), ("nuts", "nan"), ("mala", "nan")]
+# the random walk at a wall is MALA without slopes; trees at one are those of a recursive NUTS
+AT_WALLS = [("hmc", "infinite"), ("mala", "nan")]
 WALLED: dict[str, Callable[..., Sampler]] = {
     "hmc": lambda steps: tb.HMC(600, steps, 0, step_size=0.5, trajectory=1.2, jitter=0.5),
     "nuts": lambda steps: tb.NUTS(600, steps, 0, step_size=0.5, mass="unit"),

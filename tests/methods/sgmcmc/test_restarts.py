@@ -107,6 +107,7 @@ WARM: dict[str, Callable[[], tuple[tb.Model, tuple[Tensor, Tensor]]]] = {
 }
 
 
+@pytest.mark.study  # preconditioners and their floors are exact, above
 @pytest.mark.filterwarnings("ignore:.*still on its way down:torchbayes.ProblemWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -187,13 +187,12 @@ def test_temperature_widens_and_other_priors_are_part_of_the_loss() -> None:
     assert sizes[0] < 0.7 * sizes[1]
 
 
+@pytest.mark.study  # steps are the published rule, and the scale begins where gradients have it, above
 @pytest.mark.parametrize(
     ("rows", "noise", "epochs"),
     [
-        (1, 0.1, 1200),
-        # the usual length is that of any descent
-        pytest.param(100, "learned", 500, marks=pytest.mark.study),
-        *(pytest.param(*one, None, marks=pytest.mark.study) for one in ((1, 0.1), (100, 0.1), (100, "learned"))),
+        *((1, 0.1, 1200), (100, "learned", 500)),
+        *((*one, None) for one in ((1, 0.1), (100, 0.1), (100, "learned"))),
     ],
 )
 def test_defaults_work_on_tiny_tables(rows: int, noise: Any, epochs: int | None) -> None:

@@ -208,6 +208,7 @@ def test_minibatches_and_weighted_rows_count_as_they_say() -> None:
 # --- training
 
 
+@pytest.mark.study  # the loss is its formula, its gradient exact, and the bound at the posterior the evidence
 @pytest.mark.parametrize(
     ("covariance", "weight"),
     with_studies([("dense", 0.5)], COVARIANCES, (1.0, 0.5)),  # its formula, above, is that of all
@@ -264,20 +265,21 @@ def test_predictions_are_the_exact_ones_of_what_was_trained(covariance: Any, tmp
     assert tb.evaluate(posterior, data).metrics["nll"] < 2.0
 
 
-def test_classes_are_drawn_from_the_outputs_and_features_are_learned() -> None:
+# bounds of either kind are below many draws, above
+@pytest.mark.parametrize("bound", [pytest.param("jensen", marks=pytest.mark.study), "knowles_minka"])
+def test_classes_are_drawn_from_the_outputs_and_features_are_learned(bound: Any) -> None:
     inputs = normal(200, 2, seed=1)
     labels = (inputs[:, 0] * inputs[:, 1] > 0).long()  # no line separates them
     model = tb.Model(stacked(width=16), tb.likelihoods.Categorical())
-    for bound in ("jensen", "knowles_minka"):
-        method = tb.VBLL(bound=bound, epochs=30, optimizer=tb.Adam(0.04), kl_weight=0.1)  # type: ignore[arg-type]
-        posterior = tb.fit(model, (inputs, labels), method, callbacks=())
-        prediction = tb.predict(posterior, inputs)
-        assert prediction.outputs_SBK.shape[0] == 100
-        assert tb.evaluate(posterior, (inputs, labels)).metrics["accuracy"] > 0.9
-        many = posterior.functions(4000)(inputs[:20]).softmax(-1).mean(0)
-        outputs = tb.predict(replace(tb.Linearised(posterior, "samples"), samples=4000), inputs[:20])  # type: ignore[arg-type]
-        assert_close(outputs.probs, many, rtol=0.0, atol=0.03)
-        assert (tb.predict(posterior, inputs[:5]).mutual_information > 0).all()
+    method = tb.VBLL(bound=bound, epochs=30, optimizer=tb.Adam(0.04), kl_weight=0.1)
+    posterior = tb.fit(model, (inputs, labels), method, callbacks=())
+    prediction = tb.predict(posterior, inputs)
+    assert prediction.outputs_SBK.shape[0] == 100
+    assert tb.evaluate(posterior, (inputs, labels)).metrics["accuracy"] > 0.9
+    many = posterior.functions(4000)(inputs[:20]).softmax(-1).mean(0)
+    outputs = tb.predict(replace(tb.Linearised(posterior, "samples"), samples=4000), inputs[:20])  # type: ignore[arg-type]
+    assert_close(outputs.probs, many, rtol=0.0, atol=0.03)
+    assert (tb.predict(posterior, inputs[:5]).mutual_information > 0).all()
 
 
 @pytest.mark.study  # predictions are the exact ones of what was trained, above
