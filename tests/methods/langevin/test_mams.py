@@ -83,7 +83,6 @@ def test_a_skewed_target_is_left_as_it_is():
     assert_quantiles(run.weights_MSD, target)
 
 
-@pytest.mark.study  # steps that are rejected leave no bias, above; their size is adapted as that of HMC
 @pytest.mark.slow
 def test_moments_of_a_logistic_regression_after_adaptation():
     target = logistic_regression()

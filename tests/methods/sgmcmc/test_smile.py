@@ -167,12 +167,11 @@ def regression(rows: int, temperature: float = 1.0) -> tuple[LinearGaussian, tb.
     return LinearGaussian(inputs, targets, 2.0, 1.0, temperature), model, (inputs, targets.unsqueeze(-1))
 
 
-@pytest.mark.study  # steps on batches have their law, above; a step size is learned, below
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch_size", "temperature"), [(None, 0.3), (50, 1.0)])
+@pytest.mark.parametrize(("batch_size", "temperature"), [pytest.param(None, 0.3, marks=pytest.mark.study), (50, 1.0)])
 def test_a_linear_regression_is_met(batch_size: int | None, temperature: float):
     problem, model, data = regression(200, temperature)
-    method = tb.SMILE(8, 3000, 1500, 5, batch_size=batch_size)
+    method = tb.SMILE(24, 1300, 800, 5, batch_size=batch_size)
     posterior = tb.fit(model, data, method, callbacks=())
     mean, covariance = problem.posterior()
     found = posterior.weights_MSD.flatten(0, 1) - mean
@@ -220,10 +219,10 @@ def test_a_chain_that_goes_back_finds_its_step_size_again(preconditioned: bool):
 
     def breaking(weights_MD: Tensor) -> Tensor:
         calls[0] += 1
-        broken_M = torch.tensor([calls[0] == 300, False]).double()
+        broken_M = torch.tensor([calls[0] == 700, False]).double()
         return -0.5 * weights_MD.square().sum(1) + 0 * weights_MD.sum(1) / (1 - broken_M)
 
-    method = tb.SMILE(2, 860, 800, 1, batch_size=None, preconditioned=preconditioned)
+    method = tb.SMILE(2, 1260, 1200, 1, batch_size=None, preconditioned=preconditioned)
     with pytest.warns(ProblemWarning, match="chain 0 diverged once"):
         chains = run(method, normal(2, 30), tb.FunctionDensity(breaking))
     assert chains.numbers["divergent"].sum(1).tolist() == [1.0, 0.0]

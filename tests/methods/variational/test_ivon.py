@@ -242,6 +242,7 @@ def fitted(model: tb.Model, **settings: Any) -> Any:
     return tb.fit(model, data, tb.IVON(antithetic=True, **{**FIT, **settings}), callbacks=())
 
 
+@pytest.mark.study  # the next test has it at another temperature
 def test_optimum_of_a_linear_gaussian_model() -> None:
     """Mean: the exact one. Precision: the diagonal of the exact precision, to the noise of h and its bias."""
     posterior = fitted(linear_model(), members=2)
@@ -315,7 +316,6 @@ def test_divergence_from_any_prior(name: str) -> None:
     assert float(kl_T.mean()) == pytest.approx(float(terms.mean()), abs=4 * error + 1e-12)
 
 
-@pytest.mark.study  # the divergence from any prior is that of quadrature, above, and the rule the published one
 @pytest.mark.slow
 def test_optimum_under_a_prior_that_is_not_normal() -> None:
     """E_q of the log joint density's gradient is 0, and of its second derivative −1/variance: for Student's t."""

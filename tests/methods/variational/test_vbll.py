@@ -17,6 +17,7 @@ from tests.oracles import assert_close, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.methods.choices import Lowered
 from torchbayes.methods.variational.last_layer import last_layer
 from torchbayes.methods.variational.vbll import Bounded
 from torchbayes.model.likelihoods.expected import expected_log_prob, expected_lse
@@ -344,6 +345,12 @@ class Elsewhere(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(torch.tanh(self.body(inputs)))
+
+
+def test_held_out_rows_choose_the_weight_unless_it_is_given() -> None:
+    (weight,) = (choice for choice in tb.VBLL().choices if isinstance(choice, Lowered))
+    assert (weight.setting, weight.trial, max(weight.values)) == ("kl_weight", {"covariance": "diagonal"}, 1.0)
+    assert not any(isinstance(choice, Lowered) for choice in tb.VBLL(kl_weight=1.0).choices)
 
 
 def test_networks_of_others_are_taken() -> None:

@@ -204,7 +204,7 @@ def test_evidence_is_that_with_the_scale_integrated_out() -> None:
     truth = float(exact(4.0)["log_evidence"])
     whole = tb.Model(linear(), tb.likelihoods.Gaussian(NOISE), priors.Hierarchical(SCALE, 4.0))
     for model in (whole, scaled(4.0)):
-        found = prior_monte_carlo(model, (INPUTS, TARGETS), draws=5000)
+        found = prior_monte_carlo(model, (INPUTS, TARGETS), draws=8000)
         assert abs(found.log_evidence - truth) < 5 * found.error + 1e-3
         assert found.error < 0.1
 
