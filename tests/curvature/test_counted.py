@@ -221,7 +221,9 @@ def test_class_weights_are_weights_of_rows(kind: str):
 OWN = ["a subclass", "a class", "a class without holes", "rows, a subclass"]
 
 
-@pytest.mark.parametrize("name", [n for n in FORMS if n not in OWN])
+@pytest.mark.parametrize(  # those of the user draw slowly, and `test_roots.py` has them without weights
+    "name", [pytest.param(n, marks=[pytest.mark.study] * ("custom" in n)) for n in FORMS if n not in OWN]
+)
 def test_sampled_fisher_has_the_weighted_one_as_its_mean(name: str):
     likelihood, outputs, targets = FORMS[name]
     torch.manual_seed(3)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torchbayes as tb
+from tests.covering import with_studies
 from tests.curvature import oracle
 from tests.curvature.networks import NETS, SelfAttention, places
 from tests.oracles import normal
@@ -33,7 +34,7 @@ def found(name: str, rows: int = 4, *, joint: bool = True) -> NetworkLayers:
     return network_layers(model, layer_support(model, weights_D, inputs), joint_bias=joint)
 
 
-@pytest.mark.parametrize("rows", [4, 1])
+@pytest.mark.parametrize("rows", [4, pytest.param(1, marks=pytest.mark.study)])
 @every_net
 def test_layers_and_their_ways(name: str, rows: int):
     own = found(name, rows)
@@ -45,8 +46,9 @@ def test_layers_and_their_ways(name: str, rows: int):
     assert (own.whole.layout.names if own.whole else ()) == tuple(lost for lost, _ in NETS[name].lost)
 
 
-@pytest.mark.parametrize("joint", [True, False])
-@every_net
+@pytest.mark.parametrize(
+    ("name", "joint"), with_studies([(n, i % 2 == 0) for i, n in enumerate(NETS)], NETS, (True, False))
+)
 def test_every_weight_belongs_to_one_part(name: str, joint: bool):
     own = found(name, joint=joint)
     assert own.order.sort().values.tolist() == list(range(own.model.network.layout.size))

@@ -36,7 +36,10 @@ SOME = (
 
 
 # in the eyes of this structure, which sees columns of a Jacobian; test_sums.py has their Jacobians
-LIKE_OTHERS = ("linear", "in place", "filter response norm", "unused", "multihead attention")
+LIKE_OTHERS = (
+    *("linear", "in place", "filter response norm", "unused", "multihead attention", "batch norm", "weight norm"),
+    *("layer norm", "lstm", "linear attention"),
+)
 
 
 def found(name: str, **settings: Any) -> tuple[tb.LaplacePosterior, Tensor]:
@@ -64,7 +67,7 @@ def test_exact_where_the_rank_suffices(name: str, sizes: Any):
     assert_close(posterior.gaussian.covariance.dense(), 0.36 * torch.linalg.inv(exact + identity), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(("rank", "passes"), with_studies([(1, 6), (3, 2), (8, 2), (8, 3)], (1, 3, 8), (2, 3, 6)))
+@pytest.mark.parametrize(("rank", "passes"), with_studies([(3, 2), (8, 3)], (1, 3, 8), (2, 3, 6)))
 def test_never_above_the_curvature(rank: int, passes: int):
     posterior, exact = found("linear attention", rank=rank, passes=passes)
     assert isinstance(posterior.curvature, LowRankCurvature)
@@ -118,7 +121,7 @@ def test_seed_alone_decides():
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("kind", ["fisher", "empirical"])
+@pytest.mark.parametrize("kind", ["fisher", pytest.param("empirical", marks=pytest.mark.study)])
 def test_other_curvatures_are_the_same_in_every_pass(kind: Any):
     settings = {"curvature": kind, "samples": 2}
     posterior, _ = found("mlp", rank=40, passes=4, sizes=[3, 2], **settings)

@@ -169,7 +169,8 @@ def test_predictions_are_the_networks_own(make: Callable[[], Model], kind: str, 
     "method",
     [
         tb.HMC(chains=2, steps=4, burn_in=2, step_size=0.02),
-        tb.NUTS(chains=2, steps=4, burn_in=2, step_size=0.02),
+        # its kernel takes the gradients that HMC takes
+        pytest.param(tb.NUTS(chains=2, steps=4, burn_in=2, step_size=0.02), marks=pytest.mark.study),
         tb.EllipticalSlice(chains=2, steps=4, burn_in=2),
         tb.VI(epochs=3),
     ],
@@ -366,6 +367,7 @@ def test_without_kernels_the_other_ways_run(monkeypatch: pytest.MonkeyPatch):
         load.cache_clear()
 
 
+@pytest.mark.study  # `tests/native/test_cache.py` has every way in which a file can be damaged
 def test_a_damaged_library_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load.cache_clear()

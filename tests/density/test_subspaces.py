@@ -116,7 +116,7 @@ def test_the_density_is_that_of_the_whole_model_at_the_lifted_weights(case: Any)
 
 
 @native
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.study)])
 def test_leapfrog_steps_are_those_of_the_slow_way(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

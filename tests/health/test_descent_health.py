@@ -261,6 +261,7 @@ def test_averages_of_batch_norm_networks_are_recalibrated_before_they_are_judged
     assert tb.fit(model, data, swag, callbacks=()).problems == ()
 
 
+@pytest.mark.study  # the test of draws that are broken one by one, above, has such draws
 def test_swag_with_learned_noise_on_a_small_table_is_no_problem() -> None:
     """The average of its draws scores better than a point; single draws do not, as each is sure of its own noise."""
     inputs = normal(ROWS + 500, FEATURES, seed=1)
@@ -275,7 +276,7 @@ def test_swag_with_learned_noise_on_a_small_table_is_no_problem() -> None:
 
 
 @ignored
-@pytest.mark.parametrize("kind", [tb.SWA, tb.SWAG])
+@pytest.mark.parametrize("kind", [pytest.param(tb.SWA, marks=pytest.mark.study), tb.SWAG])
 def test_an_average_at_far_too_high_a_rate_is_a_problem(kind: Any) -> None:
     noise = tb.likelihoods.Gaussian("learned", initial=0.5, prior=tb.priors.Normal(2.0))
     model = tb.Model(table_net(), noise)
@@ -298,7 +299,9 @@ class Linked(nn.Module):
         return self.layer(inputs[other])
 
 
-@pytest.mark.parametrize("method", [tb.MAP(epochs=40, plan="loop"), tb.SWAG(epochs=40, plan="loop")])
+@pytest.mark.parametrize(
+    "method", [pytest.param(tb.MAP(epochs=40, plan="loop"), marks=pytest.mark.study), tb.SWAG(epochs=40, plan="loop")]
+)
 def test_networks_that_see_all_rows_together_are_checked_by_whole_batches(method: Any, tmp_path: Path) -> None:
     """1,100 rows: neither two of them, nor 512, nor 1,024 go through the network alone."""
     inputs, targets = table(1100)
@@ -688,6 +691,7 @@ def test_noise_that_is_fixed_or_cannot_collapse_is_not_looked_at() -> None:
         assert noise_problems(point, point.weights_MD, as_source(model, data, 16)) == []
 
 
+@pytest.mark.study  # the rates and snapshots of the defaults are those of the first tests
 @ignored  # on 100 rows the learned noise is a problem, and said to be
 @pytest.mark.slow
 @pytest.mark.parametrize(

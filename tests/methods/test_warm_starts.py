@@ -44,7 +44,9 @@ METHODS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(  # adapted ones begin as others of their class do
+    "name", [pytest.param(name, marks=[pytest.mark.study] * (name == "ivon-adapted")) for name in METHODS]
+)
 def test_a_fit_that_begins_at_the_mode_stays_there_and_finds_its_spread(name: str) -> None:
     """The loss never exceeds that at the mode by more than a few times D/2N, that of draws from the posterior."""
     model, data = problem()
@@ -139,7 +141,7 @@ def deep() -> tuple[tb.Model, tuple[Tensor, Tensor], tb.Point, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.study] * (name != "vi")) for name in DEEP])
 def test_a_deep_network_keeps_what_its_modes_knew(deep: Any, name: str) -> None:
     """A Gaussian with independent weights loses D/2N nats a row, D = 642: about 1.1."""
     model, data, modes, at_modes = deep

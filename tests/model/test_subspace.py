@@ -24,8 +24,8 @@ ORIGIN, BASIS = normal(FEATURES + 1, seed=4), normal(RANK, FEATURES + 1, seed=3)
 METHODS: dict[str, Callable[[], Any]] = {
     "map": lambda: tb.MAP(2, epochs=5, plan="loop"),
     "swag": lambda: tb.SWAG(2, epochs=8, rank=2, plan="loop"),
-    "hmc": lambda: tb.HMC(2, 16, 6, step_size=0.2, plan="loop"),
-    "nuts": lambda: tb.NUTS(2, 16, 6, plan="loop"),
+    "hmc": lambda: tb.HMC(2, 16, 6, step_size=0.2, max_leapfrogs=4, plan="loop"),
+    "nuts": lambda: tb.NUTS(2, 16, 6, max_doublings=3, plan="loop"),
     "random walk": lambda: tb.RandomWalk(2, 16, 6, plan="loop"),
     "elliptical slice": lambda: tb.EllipticalSlice(2, 16, 6, plan="loop"),
     "sghmc": lambda: tb.SGHMC(2, 16, 6, step_size=1e-4, batch_size=8, plan="loop", thin=1),
@@ -164,13 +164,14 @@ def test_a_sampler_takes_the_prior_of_the_coordinates() -> None:
     likelihood = tb.likelihoods.Gaussian(NOISE)
     model = tb.Model(nn.Linear(FEATURES, 1).double(), likelihood, NORMAL, temperature=4.0, tempering="likelihood")
     space, (mean_R, covariance_RR) = tb.Subspace(model, ORIGIN, BASIS, prior_scale=0.6), of_coordinates(0.6, 4.0)
-    drawn: Any = tb.fit(model, data(), tb.EllipticalSlice(100, 70, 20, plan="vmap"), space=space, callbacks=())
+    drawn: Any = tb.fit(model, data(), tb.EllipticalSlice(100, 40, 15, plan="vmap"), space=space, callbacks=())
     centred = space.lift(drawn.inner.weights_MSD) - ORIGIN - mean_R @ BASIS
     expected = (BASIS.T @ covariance_RR @ BASIS).diagonal()
     for value, wanted in ((centred, 0.0), (centred.square(), expected)):
         assert ((value.mean((0, 1)) - wanted).abs() < 4.5 * mcse_mean(value)).all()
 
 
+@pytest.mark.study  # Laplace is, exactly, above; variational inference has its tests
 def test_a_full_gaussian_in_a_subspace_is_the_exact_conditional() -> None:
     space, (mean_D, covariance_DD) = tb.Subspace(linear(), ORIGIN, BASIS), conditional(*exact().posterior())
     method = tb.VI(
@@ -389,7 +390,7 @@ def test_batch_norm_and_dropout_train_as_they_do_outside() -> None:
 def test_learned_noise_stays_a_coordinate_of_its_own() -> None:
     model = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian("learned"), tb.priors.Normal(1.5))
     space = tb.Subspace(model, ORIGIN, BASIS)
-    found = tb.fit(model, data(), tb.MAP(epochs=2000, optimizer=tb.Adam(0.05)), space=space, callbacks=())
+    found = tb.fit(model, data(), tb.MAP(epochs=500, optimizer=tb.Adam(0.05)), space=space, callbacks=())
     weights_D = found.sample(1)[0]
     assert weights_D.shape == (FEATURES + 2,)
     residual = data()[1][:, 0] - INPUTS @ weights_D[:FEATURES] - weights_D[FEATURES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
@@ -61,8 +62,8 @@ def note(text: str) -> None:
 
 def is_finite(tensor: Tensor) -> bool:
     """Return whether every element is finite; `torch.isfinite` on the tensor would need twice its memory."""
-    # Minimum and maximum are NaN if an element is.
-    return not tensor.numel() or bool(torch.isfinite(torch.stack(tensor.aminmax())).all())
+    # A sum is finite only if every element is, but may overflow. Minimum and maximum are NaN if an element is.
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(torch.stack(tensor.aminmax())).all())
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.methods.noise import Purpose, uniforms
+from torchbayes.methods.schedules import epochs_of
 from torchbayes.posteriors.curves.curve import coefficients
 from torchbayes.randomness.seeds import member_seeds
 from torchbayes.selection import length
@@ -90,7 +91,9 @@ def only_a_prior() -> tuple[tb.Model, tuple[Tensor, Tensor]]:
     return model, (torch.zeros(1, 2).double(), torch.zeros(1, 1).double())
 
 
-@pytest.mark.parametrize(("shape", "factor"), [("bezier", -0.75), ("chain", -0.25)])
+@pytest.mark.parametrize(
+    ("shape", "factor"), [("bezier", -0.75), pytest.param("chain", -0.25, marks=pytest.mark.study)]
+)
 def test_the_best_bend_under_a_quadratic_loss(shape: Any, factor: float):
     model, rows = only_a_prior()
     first_D, last_D = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, -1.0]).double()
@@ -138,7 +141,10 @@ class Radius(nn.Module):
 
 
 # one bend is that of `test_a_barrier_along_a_curve_is_said_with_its_place`, where it has no problem
-CIRCLES = [pytest.param("bezier", 1, 0.02, marks=pytest.mark.study), ("bezier", 3, 0.002), ("chain", 5, 0.02)]
+CIRCLES = [
+    *(pytest.param(*case, marks=pytest.mark.study) for case in (("bezier", 1, 0.02), ("chain", 5, 0.02))),
+    ("bezier", 3, 0.002),
+]
 
 
 @pytest.mark.parametrize(("shape", "bends", "worst"), CIRCLES)
@@ -160,9 +166,7 @@ def test_solutions_on_a_circle_are_joined_around_it(shape: Any, bends: int, wors
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    with_studies(
-        [("mlp", "chain"), ("conv_batch_norm", "bezier"), ("dropout", "chain")], NETWORKS, ("bezier", "chain")
-    ),
+    with_studies([("conv_batch_norm", "bezier"), ("dropout", "chain")], NETWORKS, ("bezier", "chain")),
 )
 def test_curves_together_equal_curves_alone(name: str, shape: Any):
     settings = {"shape": shape, "bends": 2}
@@ -176,7 +180,7 @@ def test_curves_together_equal_curves_alone(name: str, shape: Any):
             assert_close(together[key][m], tensor[0], rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv_batch_norm", "dropout"])
+@pytest.mark.parametrize("name", [pytest.param("mlp", marks=pytest.mark.study), "conv_batch_norm", "dropout"])
 def test_an_interrupted_run_goes_on_exactly(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     expected = fitted(name)
     step, left = tb.Curve.step, iter([True] * 7)
@@ -227,9 +231,10 @@ def test_the_ends_stay_and_batch_norm_is_recalibrated_along_the_curve():
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # of so short a training
-def test_without_a_start_the_ends_are_trained(tmp_path: Path):
+def test_without_a_start_the_ends_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 60})  # of the usual length
     model, rows = model_of(), rows_of(rows=18)  # too few to hold some out for the length of the training
-    method = tb.Curve(**{**SMALL, "plan": "auto", "epochs": 30}, members=2)
+    method = tb.Curve(**{**SMALL, "plan": "auto", "epochs": 5}, members=2)
     found: Any = tb.fit(model, rows, method, callbacks=(), directory=tmp_path)
     assert found.points_MPD.shape == (2, 3, model.layout.size)
     again: Any = tb.load(tmp_path / "posterior.safetensors", model)
@@ -240,8 +245,8 @@ def test_without_a_start_the_ends_are_trained(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(tb.Curve(), marks=pytest.mark.study), tb.Simplex(), tb.Curve(epochs=7)],
-    ids=["curve", "simplex", "set"],
+    [*(pytest.param(method, marks=pytest.mark.study) for method in (tb.Curve(), tb.Curve(epochs=7))), tb.Simplex()],
+    ids=["curve", "set", "simplex"],
 )
 def test_what_is_between_trains_as_long_as_the_networks(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(length, "_LONGEST", 100)  # steps of the first runs at most

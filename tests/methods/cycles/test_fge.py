@@ -215,12 +215,17 @@ def test_the_epochs_that_a_message_names_are_the_fewest(cycle: int, burn_in: flo
         method.cycles((epochs - 1) * 20, 20)
 
 
+def test_a_length_that_rows_choose_leaves_room_for_a_cycle() -> None:
+    assert tb.FGE(cycle=30, burn_in=0.5).bounds.epochs == 60
+
+
 def test_more_draws_than_cycles_are_refused() -> None:
     with pytest.raises(ValueError, match=r"`draws` must be at most the 5 `cycles`.* got 8"):
         tb.Snapshots(draws=8)
     assert tb.Snapshots(cycles=8, draws=8).draws == 8
 
 
+@pytest.mark.study  # the test of a length that rows choose, above, has how many are needed
 def test_held_out_rows_leave_room_for_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(length, "_LONGEST", 60)  # steps of the first runs at most
     inputs = torch.linspace(-1, 1, 100, dtype=torch.float64).unsqueeze(1)
@@ -235,7 +240,9 @@ def test_held_out_rows_leave_room_for_a_cycle(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("method", "table"),
     [
-        (tb.FGE(epochs=600), (1, 0.1)),
+        pytest.param(
+            tb.FGE(epochs=600), (1, 0.1), marks=pytest.mark.study
+        ),  # what a run keeps is that of the tests above
         # Snapshots have the same descent, and the usual length is that of any
         *with_studies([], (tb.FGE(), tb.Snapshots()), ((1, 0.1), (100, 0.1), (100, "learned"))),
     ],

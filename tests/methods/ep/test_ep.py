@@ -11,7 +11,7 @@ import mpmath
 import pytest
 import torch
 from scipy import stats
-from tests.covering import some_of, with_studies
+from tests.covering import with_studies
 from tests.laws.cases import assert_same_tensors, losses
 from tests.oracles import assert_close, normal
 from torch import Tensor, nn
@@ -158,7 +158,7 @@ def test_narrow_and_wide_factors_have_the_moments_of_the_product(scale: float) -
 
 
 @pytest.mark.parametrize(  # `at` are standard deviations from the mean to the bend
-    ("spread", "at"), some_of([0.1, 10.0, 1e3, 1e6, 1e8], [0.0, 0.7, -3.0], one_in=5)
+    ("spread", "at"), with_studies([(0.1, 0.0), (1e6, -3.0)], [0.1, 10.0, 1e3, 1e6, 1e8], [0.0, 0.7, -3.0])
 )
 def test_a_logistic_function_however_steep_takes_few_nodes(spread: float, at: float) -> None:
     seen = []
@@ -194,7 +194,7 @@ def test_several_outputs_of_a_wide_spread_are_warned_of() -> None:
     model = linear(tb.likelihoods.Categorical(), outputs=3)
     targets = Y[:, 0].long()
     with pytest.warns(ProblemWarning) as told:
-        tb.fit(model, (1e5 * X, targets), tb.EP(sweeps=1), callbacks=())
+        tb.fit(model, (1e5 * X[:2], targets[:2]), tb.EP(sweeps=1), callbacks=())
     assert "outputs of a row have a standard deviation of" in str(told[0].message)
 
 
@@ -265,10 +265,10 @@ def test_classes_are_close_to_quadrature_and_closer_as_the_power_grows(likelihoo
 
 
 def test_orders_dampings_and_batches_have_one_fixed_point() -> None:
-    model = linear(tb.likelihoods.Probit())
-    expected = moments(fitted(model, (X, Y)))
-    for settings in ({"damping": 0.5, "batch_size": 5}, {"order": "sequential", "damping": 0.6}):
-        found = moments(fitted(model, (X, Y), tolerance=1e-8, **settings))
+    model, data = linear(tb.likelihoods.Probit()), (X[:6], Y[:6])
+    expected = moments(fitted(model, data))
+    for settings in ({"damping": 0.5, "batch_size": 4}, {"order": "sequential", "damping": 0.6}):
+        found = moments(fitted(model, data, tolerance=1e-8, **settings))
         for one, other in zip(found, expected, strict=True):
             assert_close(one, other, rtol=1e-7)
 
@@ -308,7 +308,7 @@ def test_a_power_near_0_is_variational_inference_with_a_full_covariance() -> Non
     assert_close(covariance, [[a * a, a * c], [a * c, b * b + c * c]], rtol=1e-3)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ["parallel", pytest.param("sequential", marks=pytest.mark.study)])
 def test_two_classes_by_one_logit_or_by_two_are_the_same(order: Any) -> None:
     """The difference of two logits under N(0, s²) has the prior N(0, 2 s²)."""
     two = linear(tb.likelihoods.Categorical(), outputs=2, prior=tb.priors.Normal(WIDE / math.sqrt(2)))
@@ -390,7 +390,8 @@ def test_ep_is_close_to_long_chains() -> None:
 @pytest.mark.parametrize(("order", "power"), with_studies([("parallel", 0.5), ("sequential", 1.0)], ORDERS, (1.0, 0.5)))
 def test_a_row_of_weight_w_is_w_rows_and_one_of_weight_0_is_none(order: Any, power: float) -> None:
     counts = torch.tensor([2, 0, 1, 3, 1, 0, 2, 1, 4, 1, 1, 2])
-    plain, weighted = tb.likelihoods.Bernoulli(), tb.likelihoods.Weighted(tb.likelihoods.Bernoulli())
+    kind = tb.likelihoods.Bernoulli if order == "parallel" else tb.likelihoods.Probit  # whose moments are closed
+    plain, weighted = kind(), tb.likelihoods.Weighted(kind())
     rows = (X.repeat_interleave(counts, 0), Y.repeat_interleave(counts, 0))
     holes = torch.where(counts[:, None] == 0, 0.0, Y)
     settings: dict[str, Any] = {"order": order, "power": power, "tolerance": 1e-8}
@@ -422,7 +423,7 @@ def test_the_tempered_posterior_of_a_linear_model_is_exact(tempering: Any) -> No
         found.log_evidence()
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ["parallel", pytest.param("sequential", marks=pytest.mark.study)])
 def test_a_temperature_is_a_power_of_the_likelihood(order: Any) -> None:
     """The table of quadrature holds for ℓ^(1/T) too."""
 
@@ -530,7 +531,7 @@ def test_correlated_priors_count_as_they_are() -> None:
 # --- the run
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [pytest.param("parallel", marks=pytest.mark.study), "sequential"])
 def test_interrupted_and_resumed_equals_uninterrupted(order: Any, tmp_path: Path, monkeypatch: Any) -> None:
     model, method = linear(tb.likelihoods.Bernoulli()), tb.EP(order=order, batch_size=5, tolerance=1e-6)
     whole = tb.fit(model, (X, Y), method, directory=tmp_path / "whole", callbacks=())
@@ -616,7 +617,7 @@ def test_a_likelihood_of_ones_own_with_one_or_two_outputs() -> None:
     exact = moments(fitted(linear(tb.likelihoods.Gaussian(0.3)), (X, y)))
     for one, other in zip(moments(fitted(linear(own), (X, y))), exact, strict=True):
         assert_close(one, other, rtol=1e-7)
-    both = fitted(linear(tb.likelihoods.HeteroscedasticGaussian(), outputs=2), (X, y), tolerance=1e-3)
+    both = fitted(linear(tb.likelihoods.HeteroscedasticGaussian(), outputs=2), (X[:4], y[:4]), tolerance=1e-3)
     assert not both.problems
     assert math.isfinite(float(both.log_evidence()))
 

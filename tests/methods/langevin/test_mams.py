@@ -50,7 +50,7 @@ def started(target: Target, chains: int) -> Tensor:
     return target.sample(chains, 3)
 
 
-@pytest.mark.parametrize("integrator", ["minimal_norm", "leapfrog"])
+@pytest.mark.parametrize("integrator", ["minimal_norm", pytest.param("leapfrog", marks=pytest.mark.study)])
 def test_steps_that_are_rejected_often_leave_no_bias(integrator: Any):
     """Where a third is rejected, the same steps without rejections are off by many standard errors."""
     size, chains = 5, 20_000
@@ -92,6 +92,7 @@ def test_moments_of_a_logistic_regression_after_adaptation():
     assert_moments(run.weights_MSD, target)
 
 
+@pytest.mark.study  # so is a skewed one, above
 @pytest.mark.slow
 def test_a_correlated_target_is_left_as_it_is():
     target = correlated_gaussian(condition=1e2)
@@ -103,6 +104,7 @@ def test_a_correlated_target_is_left_as_it_is():
     assert_moments(run.weights_MSD, target)
 
 
+@pytest.mark.study  # a skewed target is left as it is, above
 @pytest.mark.slow
 def test_a_banana_keeps_its_curve():
     """E[x₁] = 0, E[x₁²] = 19, and the curve itself: x₁ − 0.03 (x₀² − 100) is N(0, 1)."""

@@ -68,7 +68,7 @@ def uninterrupted() -> tb.Draws:
     return tb.fit(model(), rows(60), SHORT, callbacks=(), seed=3)
 
 
-@pytest.mark.parametrize("after", [1, 8, 70])
+@pytest.mark.parametrize("after", [*(pytest.param(after, marks=pytest.mark.study) for after in (1, 8)), 70])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(after: int, tmp_path: Path) -> None:
     """Within the ensemble or within the chains, by an exception as Ctrl-C raises it."""
     data, seen, whole = rows(60), [0], uninterrupted()

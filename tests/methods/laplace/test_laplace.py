@@ -367,7 +367,7 @@ def test_batch_norm_without_statistics_is_refused_before_training(trainable: boo
 def test_a_length_that_was_chosen_is_no_mode_and_nothing_is_said_of_it(
     prior: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(length, "_LONGEST", 200)  # steps of the first runs at most
+    monkeypatch.setattr(length, "_LONGEST", 50)  # steps of the first runs at most
     source = torch.Generator().manual_seed(0)
     inputs = torch.randn(200, 5, generator=source)
     labels = (inputs[:, 0] + 0.5 * torch.randn(200, generator=source) > 0).long()
@@ -381,7 +381,7 @@ def test_a_length_that_was_chosen_is_no_mode_and_nothing_is_said_of_it(
 
 
 def test_problems_of_a_mode_that_was_sought_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "_LONGEST", 100)  # steps of the first runs at most
+    monkeypatch.setattr(length, "_LONGEST", 20)  # steps of the first runs at most
     inputs = 1000 * normal(60, 3).float()
     model = tb.Model(nn.Linear(3, 1), tb.likelihoods.Gaussian(0.1))
     with warnings.catch_warnings(record=True) as said:

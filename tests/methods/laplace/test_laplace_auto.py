@@ -43,7 +43,10 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("classes", "places"), [(3, 1), (MOST_OUTPUTS, 1), (MOST_OUTPUTS // 4, 4)])
+@pytest.mark.parametrize(
+    ("classes", "places"),
+    [(3, 1), pytest.param(MOST_OUTPUTS, 1, marks=pytest.mark.study), (MOST_OUTPUTS // 4, 4)],
+)
 def test_it_is_exact_up_to_the_threshold(classes: int, places: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -64,7 +67,7 @@ def test_it_is_sampled_above_the_threshold(classes: int, places: int) -> None:
 
 
 def test_a_low_rank_is_exact_for_any_number_of_outputs() -> None:
-    settings = {"structure": "low_rank", "rank": 2}
+    settings = {"structure": "low_rank", "rank": 2, "passes": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         exact = fitted(MOST_OUTPUTS + 1, **settings, curvature="ggn")

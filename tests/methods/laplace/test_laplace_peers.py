@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.covering import some_of
 from tests.curvature import exact
 from tests.curvature.test_reference import part_of
 from tests.oracles import assert_close
@@ -17,6 +18,13 @@ import torchbayes as tb
 STRUCTURES = {"diag": "diagonal", "kron": "kronecker", "full": "dense"}
 # of numbers that the reference keeps in float32, relative to the largest
 ROUNDED = 1e-6
+
+
+# each network once, and each likelihood with it or with another
+HALF = [
+    pytest.param(case, id="/".join(case), marks=[pytest.mark.study] * ((place + place // 2) % 2))
+    for place, case in enumerate(CASES)
+]
 
 
 @pytest.fixture(params=CASES, ids="/".join, scope="module")
@@ -45,6 +53,7 @@ def unscaled(posterior: Any) -> Tensor:
     return posterior.curvature.dense()[0] * PRIOR_PRECISION
 
 
+@pytest.mark.parametrize("reference", HALF, indirect=True)
 def test_laplace_torch_agrees(reference: Reference) -> None:
     """Precision, variances of the outputs, log evidence: every part and structure.
 
@@ -75,15 +84,16 @@ def test_dense_curvature_is_that_of_curvlinops(reference: Reference) -> None:
         assert_close(ours, theirs, rtol=0, atol=ROUNDED * float(theirs.abs().max()))
 
 
-@pytest.mark.parametrize(
-    ("fisher", "sharing", "bias"),
-    [
-        ("type-2", "expand", "separate"), ("type-2", "expand", "joint"), ("type-2", "reduce", "separate"),
-        ("type-2", "reduce", "joint"), ("mc", "expand", "joint"), ("empirical", "expand", "joint"),
-        ("empirical", "reduce", "joint"),
-    ],
-)  # fmt: skip
-def test_kronecker_factors_are_those_of_curvlinops(reference: Reference, fisher: str, sharing: str, bias: str) -> None:
+KRONECKER = [
+    ("type-2", "expand", "separate"), ("type-2", "expand", "joint"), ("type-2", "reduce", "separate"),
+    ("type-2", "reduce", "joint"), ("mc", "expand", "joint"), ("empirical", "expand", "joint"),
+    ("empirical", "reduce", "joint"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reference", "kind"), some_of(CASES, KRONECKER, one_in=3), indirect=["reference"])
+def test_kronecker_factors_are_those_of_curvlinops(reference: Reference, kind: tuple[str, str, str]) -> None:
+    fisher, sharing, bias = kind
     targets = reference.numbers["mc_targets"] if fisher == "mc" else None
     settings = {"sharing": sharing, "joint_bias": bias == "joint", "structure": "kronecker"}
     curvature = "ggn" if fisher == "type-2" else "empirical"
@@ -119,6 +129,7 @@ def test_corrected_eigenvalues_are_those_of_curvlinops(name: str, sharing: str, 
         assert_close(matrix[where, where], block, rtol=0, atol=ROUNDED * float(block.abs().max()))
 
 
+@pytest.mark.parametrize("reference", HALF, indirect=True)
 def test_precision_of_every_part_by_brute_force(reference: Reference) -> None:
     """By explicit Jacobians, also where laplace-torch is wrong, as in the empirical Fisher of a regression."""
     noise = NOISE_SCALE if reference.likelihood == "regression" else 1.0

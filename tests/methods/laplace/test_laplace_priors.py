@@ -67,9 +67,9 @@ def test_float32_in_the_tail_of_a_logistic() -> None:
     "prior",
     [
         tb.priors.StudentT(df=2.0, scale=3.0),
-        tb.priors.Logistic(1.0),
+        pytest.param(tb.priors.Logistic(1.0), marks=pytest.mark.study),
         tb.priors.NormalMixture((2.0, 1.0)),
-        torch.distributions.Normal(0.3, 2.0),
+        pytest.param(torch.distributions.Normal(0.3, 2.0), marks=pytest.mark.study),
         Quartic(),
     ],
 )

@@ -149,6 +149,7 @@ def test_fit_can_tune_at_once() -> None:
     assert_close(at_once.log_evidence(), later.log_evidence())
 
 
+@pytest.mark.study  # the first test has the maximum at a mode, and `test_online_laplace.py` this one
 def test_tuned_linear_regression_is_the_exact_evidence_s_maximum() -> None:
     """The mode moves with the prior, so one tunes, finds the mode and tunes again (MacKay 1992)."""
     scale, noise, tuned = SCALE, NOISE, regression()
@@ -334,7 +335,7 @@ def test_a_precision_for_every_weight_of_a_tuned_prior_is_the_same() -> None:
     assert_close(twice.strength_D, once.strength_D, rtol=1e-6)
 
 
-@pytest.mark.parametrize("prior", ["scalar", "layer"])
+@pytest.mark.parametrize("prior", ["scalar", pytest.param("layer", marks=pytest.mark.study)])
 def test_single_precision_does_not_lose_the_way(prior: Any) -> None:
     """A matrix that rounding has made indefinite, and a start far from the noise."""
     module = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 1))
@@ -408,7 +409,7 @@ def table(rows: int, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Te
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("start", "seed"), with_studies([(1.0, 0), (0.1, 10)], (1.0, 0.1), (0, 10)))
+@pytest.mark.parametrize(("start", "seed"), with_studies([(0.1, 10)], (1.0, 0.1), (0, 10)))
 def test_intervals_of_small_tables_cover_what_they_say(start: float, seed: int) -> None:
     """The noise from the structure's own count gave 50 % intervals that covered 90 to 100 % here."""
     train, test = table(150, seed)

@@ -92,7 +92,8 @@ def test_the_running_covariance_is_that_of_numpy(offset: float):
         assert_close(factor_DD, torch.from_numpy(np.linalg.cholesky(shrunk_DD)), rtol=1e-6, atol=1e-9)
 
 
-@either
+# trees learn by the same windows, as `test_a_step_size_is_found_anew_after_a_window` sees
+@pytest.mark.parametrize("name", ["hmc", pytest.param("nuts", marks=pytest.mark.study)])
 def test_the_mass_is_the_shrunk_covariance_of_the_last_window_of_each_chain(name: str):
     method, weights = makers(mass="dense")[name](2, 40, 20), []
     state: Any = method.init(correlated(), normal(2, 3), seeds=member_seeds(0, 2))
@@ -108,8 +109,8 @@ def test_the_mass_is_the_shrunk_covariance_of_the_last_window_of_each_chain(name
 
 
 @pytest.mark.slow
-# trees with this mass are those of the standard normal, point for point, as the first test says
-@pytest.mark.parametrize("name", ["hmc", pytest.param("nuts", marks=pytest.mark.study)])
+@pytest.mark.study  # chains with this mass are those of the standard normal, point for point, as the first test says
+@either
 def test_a_strongly_correlated_normal_has_its_moments_and_costs_what_a_standard_one_costs(name: str):
     """Correlation 0.995: a diagonal mass needs steps of the size of the narrow direction, a fourteenth of the wide."""
     standard, start_MD = correlated(torch.eye(3).double()), normal(96, 3)  # many chains take little longer than one

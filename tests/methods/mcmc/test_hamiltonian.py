@@ -57,7 +57,7 @@ SCALES = torch.logspace(-2, 2, 8, dtype=torch.float64)
 
 
 @pytest.mark.slow
-# the equations of `test_dual_averaging_follows_its_equations`; trees meet their target by the same, below
+# the equations of `test_dual_averaging_follows_its_equations`
 @pytest.mark.study
 @pytest.mark.parametrize("target", [0.6, 0.9])
 def test_dual_averaging_meets_its_target_in_every_chain(target: float):
@@ -76,7 +76,8 @@ def test_dual_averaging_meets_its_target_in_every_chain(target: float):
     assert_close(relative_M / relative_M.mean(), torch.ones(8), rtol=0, atol=0.1)
 
 
-@pytest.mark.parametrize("target", [0.7, pytest.param(0.9, marks=pytest.mark.study)])
+@pytest.mark.study  # the equations of the next test
+@pytest.mark.parametrize("target", [0.7, 0.9])
 def test_trees_meet_their_target_after_burn_in(target: float):
     """With the γ = 0.05 of Hoffman and Gelman it was 0.88 to 0.93 for 0.8, with steps too short by a third."""
     method = tb.NUTS(48, 150, 110, target_acceptance=target)
@@ -193,7 +194,7 @@ def test_windows_of_a_thousand_steps():
 def test_a_step_size_is_found_anew_after_a_window(make: Callable[..., Sampler]):
     """The first mass changes the units of N(0, 0.01²) from 0.01 to 1, and the step size with them."""
     scales_MD = torch.full((2, 3), 1e-2).double()
-    method: Any = make(2, 60, 50, **({"trajectory": 0.3, "mass": "diagonal"} if make is tb.HMC else {}))
+    method: Any = make(2, 60, 50, **({"trajectory": 0.15, "mass": "diagonal"} if make is tb.HMC else {}))
     end = windows(50)[1][0]
     state, _, infos = trace(gaussian(1e-2), method, scales_MD * normal(2, 3), end + 1)
     assert infos[end - 1]["step_size"].max() < 0.05
@@ -213,9 +214,9 @@ def test_the_diagonal_mass_is_the_shrunk_variance_of_the_last_window(make: Calla
     scales_D = torch.tensor([0.3, 1.0, 3.0]).double()
     settings = {"trajectory": 1.5, "jitter": 0.3} if make is tb.HMC else {"max_doublings": 5}
     state, weights_SMD, infos = trace(
-        gaussian(scales_D), make(4, 401, 400, mass="diagonal", **settings), scales_D * normal(4, 3), 401
+        gaussian(scales_D), make(4, 201, 200, mass="diagonal", **settings), scales_D * normal(4, 3), 201
     )
-    begin, end = windows(400)[1][-2:]
+    begin, end = windows(200)[1][-2:]
     variance_MD, count = weights_SMD[begin:end].var(0), end - begin
     assert_close(
         state.inverse_mass_MD, (count * variance_MD + 5e-3 * variance_MD.mean(1, True)) / (count + 5), rtol=1e-8
@@ -250,7 +251,8 @@ def test_the_mass_of_the_prior_is_its_tempered_precision(make: Callable[..., Sam
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [tb.HMC, tb.NUTS])
+# trees learn by the same code, and each chain has those of a recursive NUTS, draw by draw
+@pytest.mark.parametrize("make", [tb.HMC, pytest.param(tb.NUTS, marks=pytest.mark.study)])
 def test_chains_share_nothing_of_what_they_learn(make: Callable[..., Sampler]):
     scales_MD = torch.tensor([[0.1, 1.0], [1.0, 1.0], [50.0, 3.0]]).double()
     if make is tb.NUTS:  # which asks for some of the chains at a time: the target is a function of the weights alone
@@ -320,8 +322,8 @@ def test_what_is_derived_from_a_prior_needs_one(make: Any, settings: dict[str, A
 def test_where_no_prior_gives_a_length_the_mass_is_adapted():
     """In `sample` of a bare density it is diagonal."""
     scales_D = torch.tensor([0.01, 1.0, 10.0]).double()
-    start_MD, density = scales_D * normal(8, 3), gaussian(scales_D)
-    unit, adapted = (tb.HMC(8, 30, 25, max_leapfrogs=60, mass=mass) for mass in ("unit", "diagonal"))
+    start_MD, density = scales_D * normal(2, 3), gaussian(scales_D)
+    unit, adapted = (tb.HMC(2, 27, 25, max_leapfrogs=10, mass=mass) for mass in ("unit", "diagonal"))
     alike = [tb.sample(density, method, start_MD) for method in (unit, adapted)]
     assert torch.equal(alike[0].weights_MSD, alike[1].weights_MSD)
 
@@ -403,7 +405,7 @@ def test_steps_are_halved_geometrically_and_each_chain_by_itself():
         tb.HMC(halvings=-1)
 
 
-@pytest.mark.parametrize(("size", "jitter"), with_studies([(2, 0.2), (3, 0.0)], (2, 3), (0.0, 0.2)))
+@pytest.mark.parametrize(("size", "jitter"), with_studies([(2, 0.2)], (2, 3), (0.0, 0.2)))
 def test_a_quarter_of_a_period_changes_energies(size: int, jitter: float):
     """On N(0, I) draws a quarter of a period apart are independent, and their squares too: ESS near the draws.
 
@@ -421,9 +423,9 @@ def test_a_quarter_of_a_period_changes_energies(size: int, jitter: float):
 def test_a_burn_in_that_meets_small_steps_does_bounded_work():
     """Chains in the tails of a mixture, whose first proposals are all rejected: none pays ten thousand leapfrogs."""
     start_MD = 10 * (2 * torch.rand(8, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64) - 1)
-    method = tb.HMC(8, 21, 20, trajectory=10.0, leapfrogs_in_burn_in=20, max_leapfrogs=100)
+    method = tb.HMC(8, 11, 10, trajectory=10.0, leapfrogs_in_burn_in=20, max_leapfrogs=100)
     leapfrogs_MS = tb.sample(mixture25().density(), method, start_MD).numbers["gradients"]
-    assert leapfrogs_MS[:, :20].max() == 20
+    assert leapfrogs_MS[:, :10].max() == 20
     given = tb.HMC(2, 6, 5, trajectory=2.0, step_size=0.05, leapfrogs_in_burn_in=20)
     assert (tb.sample(mixture25().density(), given, start_MD[:2]).numbers["gradients"] == 40).all()
     assert replace(method, max_leapfrogs=10).leapfrogs_in_burn_in == 20  # the smaller of the two counts
@@ -457,8 +459,9 @@ def test_whatever_comes_in_burn_in_may_be_accepted_unless_it_is_not_finite():
 )
 def test_the_energy_is_that_of_the_start_with_its_new_momentum(make: Callable[..., Sampler], mass: str):
     scales, settings = torch.tensor([0.5, 1.0, 2.0]).double(), {"trajectory": 1.0} if make is tb.HMC else {}
-    method: Any = make(200, 31, 30, mass=mass, **settings)
-    state, _, _ = trace(gaussian(scales), method, scales * normal(200, 3), 31)
+    burn_in = 30 if mass == "diagonal" else 4  # a mass is learned in windows
+    method: Any = make(200, burn_in + 1, burn_in, mass=mass, **settings)
+    state, _, _ = trace(gaussian(scales), method, scales * normal(200, 3), burn_in + 1)
     momentum_MD = hamiltonian.momenta(state, state.inverse_mass_MD)
     _, info = method.step(gaussian(scales), state)
     expected_M = 0.5 * (state.weights_MD / scales).square().sum(1)
@@ -483,9 +486,9 @@ def walled(kind: str) -> tb.FunctionDensity:
 def test_a_wall_does_not_shrink_the_step_size():
     """For a half-normal a good share of proposals leaves the support, whatever the step size."""
     half = tb.FunctionDensity(lambda w: torch.where((w > 0).all(1), -0.5 * w.double().square().sum(1), -torch.inf))
-    chains = tb.sample(half, tb.HMC(4, 400, 200, trajectory=1.0), torch.ones(4, 3).double())
+    chains = tb.sample(half, tb.HMC(4, 250, 150, trajectory=1.0), torch.ones(4, 3).double())
     assert chains.numbers["acceptance"].mean() < 0.8  # the target
-    assert chains.numbers["gradients"][:, 200:].max() < 10
+    assert chains.numbers["gradients"][:, 150:].max() < 10
 
 
 def test_steps_too_long_for_a_smooth_density_are_no_walls():
@@ -500,8 +503,8 @@ def test_steps_too_long_for_a_smooth_density_are_no_walls():
     assert (state.step_size.step_size_M < 3).all()
 
 
-# the random walk at a wall is MALA without slopes
-AT_WALLS = [("hmc", "infinite"), ("nuts", "nan"), ("mala", "nan")]
+# the random walk at a wall is MALA without slopes; trees at one are those of a recursive NUTS
+AT_WALLS = [("hmc", "infinite"), ("mala", "nan")]
 WALLED: dict[str, Callable[..., Sampler]] = {
     "hmc": lambda steps: tb.HMC(600, steps, 0, step_size=0.5, trajectory=1.2, jitter=0.5),
     "nuts": lambda steps: tb.NUTS(600, steps, 0, step_size=0.5, mass="unit"),

@@ -232,15 +232,8 @@ MASSES: dict[str, tuple[Callable[..., Sampler], dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # both methods have both masses of one base, and each method has each law once
-    ("make", "mass"),
-    [
-        pytest.param(
-            *case, id=name, marks=[] if name in {"mala, dense", "random walk, diagonal"} else pytest.mark.study
-        )
-        for name, case in MASSES.items()
-    ],
-)
+@pytest.mark.study  # proposals, their acceptance and a change of units are exact, above
+@pytest.mark.parametrize(("make", "mass"), MASSES.values(), ids=MASSES)
 def test_a_correlated_normal_has_its_moments(make: Any, mass: dict[str, Any]):
     target = correlated_gaussian(4, condition=1e2 if mass["mass"] == "dense" else 10.0)
     start_MD = 2 * normal(300, 4) @ torch.linalg.cholesky(target.covariance_DD).T + target.mean_D
@@ -249,8 +242,9 @@ def test_a_correlated_normal_has_its_moments(make: Any, mass: dict[str, Any]):
 
 
 @pytest.mark.slow
-# a dense mass is a change of units for either: `test_chains_are_those_in_coordinates_in_which_the_target_is_standard`
-@pytest.mark.parametrize("make", [tb.MALA, pytest.param(tb.RandomWalk, marks=pytest.mark.study)])
+# a mass is a change of units for either: `test_chains_are_those_in_coordinates_in_which_the_target_is_standard`
+@pytest.mark.study
+@pytest.mark.parametrize("make", [tb.MALA, tb.RandomWalk])
 def test_an_ill_conditioned_normal_costs_what_a_standard_one_costs(make: Any):
     """Standard deviations from 1 to 100. Without a mass, steps suit the narrowest of them."""
     scales_D = torch.logspace(0, 2, 10, dtype=torch.float64)

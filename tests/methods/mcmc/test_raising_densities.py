@@ -256,7 +256,7 @@ def regression() -> tuple[tb.Model, tuple[Tensor, Tensor], nn.Module]:
     return model, (normal(9, 1), 0.3 * normal(9, seed=1)), net
 
 
-@pytest.mark.parametrize("plan", ["loop", "vmap"])
+@pytest.mark.parametrize("plan", [pytest.param("loop", marks=pytest.mark.study), "vmap"])
 def test_a_fit_goes_on_beside_weights_that_a_likelihood_refuses(plan: str, tmp_path: Path):
     model, data, start = regression()
     method = tb.HMC(3, 60, 30, step_size=0.04, trajectory=0.12, plan=plan)

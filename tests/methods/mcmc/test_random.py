@@ -8,7 +8,7 @@ import torch
 from torchbayes.methods.noise import uniforms
 from torchbayes.randomness.seeds import Purpose, member_seeds, mix
 
-STEPS = 10_000
+STEPS = 6000
 
 
 def table(purpose: Purpose = Purpose.ACCEPT, seed: int = 0) -> torch.Tensor:

@@ -101,11 +101,9 @@ METHODS: dict[str, Any] = {
 
 
 @pytest.mark.slow
-# trees are those of a recursive NUTS draw by draw, and in detailed balance, by tests of their own
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(method, id=name, marks=[pytest.mark.study] * (name == "nuts")) for name, method in METHODS.items()],
-)
+# trees are those of a recursive NUTS draw by draw; both are in detailed balance, by tests of their own
+@pytest.mark.study
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_ranks_are_uniform(method: Sampler):
     ranks_MF, chains = calibrated(method)
     assert worst(ranks_MF) > ALPHA / len(METHODS)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.covering import with_studies
 from tests.laws.cases import made, model_of, normal, rows_of
 from torch import Tensor
 
@@ -77,8 +78,7 @@ def test_swag_diagonal_is_the_variance() -> None:
     np.testing.assert_allclose(posterior.covariance.diagonal().numpy(), all_TMD[6:].var(0), rtol=1e-9, atol=1e-18)
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize("scale", [0.25, 1.0, 2.0])
+@pytest.mark.parametrize(("rank", "scale"), with_studies([(0, 0.25), (4, 2.0)], (0, 4), (0.25, 1.0, 2.0)))
 def test_scale_multiplies_the_covariance(rank: int, scale: float) -> None:
     own = 1.0 if rank == 0 else 0.5
     plain, scaled = (
@@ -163,7 +163,7 @@ def test_start_weights_do_not_enter() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.study), 4])
 def test_sampled_moments_are_the_declared_ones(rank: int) -> None:
     posterior = tb.fit(model_of(), rows_of(), tb.SWAG(epochs=12, rank=rank, **SHORT), callbacks=())
     assert isinstance(posterior, tb.Gaussian)

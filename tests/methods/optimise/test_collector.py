@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.covering import with_studies
 from tests.damage import DAMAGES
 from tests.laws.cases import NETWORKS, made, model_of, normal, rows_of
 from tests.oracles import swag_moments
@@ -96,8 +97,11 @@ def test_swa_and_the_diagonal_have_numpys_mean_and_variance() -> None:
     np.testing.assert_allclose(point.weights_MD[0].numpy(), points.mean(0), rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv_batch_norm", "noise"])
-@pytest.mark.parametrize("method", [tb.SWA(members=2, **FIT), tb.SWAG(members=2, rank=3, **FIT)])
+MEANS, SPREADS = tb.SWA(members=2, **FIT), tb.SWAG(members=2, rank=3, **FIT)
+OWN = [("mlp", MEANS), ("conv_batch_norm", SPREADS), ("noise", SPREADS)]
+
+
+@pytest.mark.parametrize(("name", "method"), with_studies(OWN, ("mlp", "conv_batch_norm", "noise"), (MEANS, SPREADS)))
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # of so short a fit
 def test_points_of_fits_own_trajectory_give_fits_posterior(name: str, method: tb.SWA | tb.SWAG) -> None:
     if name == "noise":
@@ -147,7 +151,7 @@ def part_compiled(net: Any) -> nn.Module:
     "wrap",
     [
         nn.DataParallel,
-        torch.compile,
+        pytest.param(torch.compile, marks=pytest.mark.study),  # within others, below
         Lightning,
         part_compiled,
         lambda net: Lightning(nn.DataParallel(cast(nn.Module, torch.compile(net)))),

@@ -256,6 +256,7 @@ def test_an_optimiser_within_itself_is_refused() -> None:
         tb.SAM(tb.SAM())  # type: ignore[arg-type]
 
 
+@pytest.mark.study  # whole runs are those of a loop of torch.optim, above; `tests/selection` chooses the epochs
 def test_held_out_rows_choose_the_epochs_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(length, "_LONGEST", 400)  # steps of the first runs at most
     inputs = torch.linspace(-1, 1, 100).unsqueeze(1)

@@ -227,6 +227,7 @@ def often(one: int) -> pytest.MarkDecorator:
     )
 
 
+@pytest.mark.study  # the force is exact, above, and a fit under a linear kernel has its moments
 @pytest.mark.slow
 @often(1)
 def test_particles_of_svgd_at_rest_spread_too_little_by_a_known_amount(size: int) -> None:
@@ -236,6 +237,7 @@ def test_particles_of_svgd_at_rest_spread_too_little_by_a_known_amount(size: int
     assert variance(found) == pytest.approx(expected, abs=within)
 
 
+@pytest.mark.study  # so does one of fixed bandwidth, below, by half of it
 @pytest.mark.slow
 @often(10)
 def test_a_repulsive_ensemble_at_rest_spreads_too_little_by_a_known_amount(size: int) -> None:
@@ -275,7 +277,7 @@ OPTIMIZERS = [tb.Adam(lr=0.05), tb.AdamW(lr=0.05), tb.SGD(lr=0.1, nesterov=True)
 
 
 MAKES = [tb.SVGD, in_weights]
-EACH = [(tb.SVGD, OPTIMIZERS[0]), (in_weights, OPTIMIZERS[1]), (tb.SVGD, OPTIMIZERS[2])]
+EACH = [(tb.SVGD, OPTIMIZERS[0]), (in_weights, OPTIMIZERS[1])]
 
 
 @pytest.mark.parametrize(("make", "optimizer"), with_studies(EACH, MAKES, OPTIMIZERS))
@@ -298,6 +300,7 @@ def test_one_member_that_repels_as_a_function_under_a_prior_of_weights_is_map() 
     assert_close(*(posterior.tensors()["weights_MD"] for posterior in posteriors), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.study  # one particle is MAP bit for bit, by the test above
 def test_one_particle_chooses_the_epochs_that_map_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(length, "_LONGEST", 60)  # steps of the first runs at most
     inputs = normal(120, 4)

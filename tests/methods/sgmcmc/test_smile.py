@@ -120,6 +120,7 @@ def test_noise_that_is_drawn_anew_heats_some_directions_and_cools_others():
     assert hot > 1.06 > 0.94 > cold
 
 
+@pytest.mark.study  # the two directions of the test above share its formula
 @pytest.mark.slow
 def test_noise_that_is_equal_in_all_directions_leaves_the_posterior():
     hot, cold, measured, exact = variances(1.0, 0.1, shuffled=False)
@@ -128,6 +129,7 @@ def test_noise_that_is_equal_in_all_directions_leaves_the_posterior():
     assert cold == pytest.approx(1.0, abs=0.025)
 
 
+@pytest.mark.study  # the share of shuffled rows is that of their noise, by the second test
 @pytest.mark.slow
 def test_shuffled_rows_bias_less_than_their_share():
     hot, cold, measured, exact = variances(11.0, 0.1, shuffled=True)
@@ -166,10 +168,10 @@ def regression(rows: int, temperature: float = 1.0) -> tuple[LinearGaussian, tb.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch_size", "temperature"), [(None, 0.3), (50, 1.0)])
+@pytest.mark.parametrize(("batch_size", "temperature"), [pytest.param(None, 0.3, marks=pytest.mark.study), (50, 1.0)])
 def test_a_linear_regression_is_met(batch_size: int | None, temperature: float):
     problem, model, data = regression(200, temperature)
-    method = tb.SMILE(8, 3000, 1500, 5, batch_size=batch_size)
+    method = tb.SMILE(24, 1300, 800, 5, batch_size=batch_size)
     posterior = tb.fit(model, data, method, callbacks=())
     mean, covariance = problem.posterior()
     found = posterior.weights_MSD.flatten(0, 1) - mean
@@ -211,7 +213,7 @@ def test_batches_of_one_row_and_single_weights_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preconditioned", [False, True])
+@pytest.mark.parametrize("preconditioned", [False, pytest.param(True, marks=pytest.mark.study)])
 def test_a_chain_that_goes_back_finds_its_step_size_again(preconditioned: bool):
     calls = [0]
 

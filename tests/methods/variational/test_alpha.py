@@ -222,6 +222,7 @@ def optimum(alpha: float) -> tuple[Tensor, Tensor]:
     return parts(torch.as_tensor(found.x))
 
 
+@pytest.mark.study  # values and gradients are those of quadrature, above
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a flat problem: draws explain less than the mean
 @pytest.mark.parametrize("estimator", ["weights", "auto"])
 def test_a_fit_arrives_at_the_optimum(estimator: Any) -> None:

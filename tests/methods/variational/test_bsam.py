@@ -161,6 +161,7 @@ def test_parts_have_draws_of_their_own_and_average() -> None:
     torch.testing.assert_close(found.precision_MD[0], expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.study  # steps are the published rule, and those of a network step by step, above
 def test_means_of_a_linear_model_reach_the_mode() -> None:
     inputs, weights = normal(200, 3), torch.tensor([[1.0, -2.0, 0.5]]).double()
     targets = inputs @ weights.T + 0.3 * normal(200, 1, seed=3)
@@ -186,12 +187,12 @@ def test_temperature_widens_and_other_priors_are_part_of_the_loss() -> None:
     assert sizes[0] < 0.7 * sizes[1]
 
 
+@pytest.mark.study  # steps are the published rule, and the scale begins where gradients have it, above
 @pytest.mark.parametrize(
     ("rows", "noise", "epochs"),
     [
         *((1, 0.1, 1200), (100, "learned", 500)),
-        # the usual length is that of any descent
-        *(pytest.param(*one, None, marks=pytest.mark.study) for one in ((1, 0.1), (100, 0.1), (100, "learned"))),
+        *((*one, None) for one in ((1, 0.1), (100, 0.1), (100, "learned"))),
     ],
 )
 def test_defaults_work_on_tiny_tables(rows: int, noise: Any, epochs: int | None) -> None:

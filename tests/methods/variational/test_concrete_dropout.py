@@ -14,6 +14,7 @@ from tests.posteriors.layers.layer_networks import ByFunction
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.methods.schedules import epochs_of
 from torchbayes.methods.variational.concrete import Rated, concrete_mask
 from torchbayes.randomness.seeds import Purpose, generator, member_seeds
 from torchbayes.selection import length
@@ -109,6 +110,7 @@ def test_units_that_the_posterior_drops_are_those_of_training(net: Any, shape: A
     assert_close(found[0], torch.distributions.Normal(outputs, 1.0).log_prob(targets).sum())
 
 
+@pytest.mark.study  # the loss is the bound, and its gradient exact, by the test above
 def test_rates_fall_as_rows_are_added() -> None:
     found = []
     for rows in (20, 1000):
@@ -146,6 +148,7 @@ def test_interrupted_equals_uninterrupted_and_members_are_alone(
 def test_network_is_untouched_and_learned_noise_and_batch_norm_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, but for how long the first runs on held-out rows may be."""
     monkeypatch.setattr(length, "_LONGEST", 1)  # step: 50 epochs
+    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 500})  # of the usual length
     layers = (nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     net = nn.Sequential(*layers).train()
     before, state = {n: t.clone() for n, t in net.state_dict().items()}, torch.get_rng_state()

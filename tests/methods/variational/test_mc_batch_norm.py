@@ -12,6 +12,7 @@ from tests.oracles import assert_close, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.methods.schedules import epochs_of
 from torchbayes.selection import length
 
 ROWS = 40
@@ -158,7 +159,8 @@ def test_the_rest_of_ready_made_batches_is_left_out() -> None:
 
 
 def test_without_a_start_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "_LONGEST", 20)  # steps of the first runs at most
+    monkeypatch.setattr(length, "_LONGEST", 5)  # steps of the first runs at most
+    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 300})  # of the usual length
     inputs = normal(120, 3, seed=1)
     data, model = (inputs, (inputs[:, 0] > 0).long()), tb.Model(dense().double(), tb.likelihoods.Categorical())
     posterior = tb.fit(model, data, tb.MCBatchNorm(30, members=2), callbacks=())

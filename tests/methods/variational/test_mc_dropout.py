@@ -78,8 +78,8 @@ def test_loss_is_the_paper_s_with_its_weight_decay() -> None:
 
 def test_it_trains_as_map_does_with_dropout_on() -> None:
     model = tb.Model(net_of(), tb.likelihoods.Gaussian(scale=0.5))
-    dropped = tb.fit(model, regression(), tb.MCDropout(2, 60, 20), seed=4, callbacks=())
-    plain = tb.fit(model, regression(), tb.MAP(2, 60, 20), seed=4, callbacks=())
+    dropped = tb.fit(model, regression(), tb.MCDropout(2, 20, 20), seed=4, callbacks=())
+    plain = tb.fit(model, regression(), tb.MAP(2, 20, 20), seed=4, callbacks=())
     assert_close(dropped.tensors()["weights_MD"], plain.tensors()["weights_MD"])
     assert_close(dropped.tensors()["rates_ML"], torch.full((2, 1), 0.2, dtype=torch.float64))
     assert dropped.default_draws == 30

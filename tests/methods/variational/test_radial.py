@@ -111,7 +111,11 @@ def test_gradient_is_that_of_the_draws() -> None:
     assert_close(family.variance(begun), 0.09 + torch.zeros(1, 9).double())
 
 
-@pytest.mark.parametrize("prior", [tb.priors.Normal(0.8), tb.priors.Laplace(0.5)], ids=["normal", "laplace"])
+@pytest.mark.parametrize(
+    "prior",
+    [tb.priors.Normal(0.8), pytest.param(tb.priors.Laplace(0.5), marks=pytest.mark.study)],
+    ids=["normal", "laplace"],
+)
 def test_the_bound_is_that_of_quadrature_in_the_plane(prior: Any) -> None:
     model = linear(2, likelihood=tb.likelihoods.Bernoulli(), prior=prior)
     x = normal(6, 2, seed=1)
@@ -136,6 +140,7 @@ def test_the_bound_is_that_of_quadrature_in_the_plane(prior: Any) -> None:
     assert_close(terms.loss_M, terms.nll_M + terms.kl_M / 6)
 
 
+@pytest.mark.study  # the bound is that of quadrature and its gradient that of the draws, above
 def test_a_fit_meets_the_optimum_of_a_linear_model(tmp_path: Path) -> None:
     """Weights of a parameter are uncorrelated, so that the best variances are 1/Λ_ii, as of independent normals."""
     model, x = linear(), normal(30, 4, seed=1)

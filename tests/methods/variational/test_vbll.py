@@ -17,6 +17,7 @@ from tests.oracles import assert_close, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.methods.choices import Lowered
 from torchbayes.methods.variational.last_layer import last_layer
 from torchbayes.methods.variational.vbll import Bounded
 from torchbayes.model.likelihoods.expected import expected_log_prob, expected_lse
@@ -208,9 +209,10 @@ def test_minibatches_and_weighted_rows_count_as_they_say() -> None:
 # --- training
 
 
+@pytest.mark.study  # the loss is its formula, its gradient exact, and the bound at the posterior the evidence
 @pytest.mark.parametrize(
     ("covariance", "weight"),
-    with_studies([("dense", 0.5), ("diagonal", 1.0)], COVARIANCES, (1.0, 0.5)),  # its formula, above, is that of all
+    with_studies([("dense", 0.5)], COVARIANCES, (1.0, 0.5)),  # its formula, above, is that of all
 )
 def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weight: float) -> None:
     """The noise is so wide that the prior, and with it β, counts in every direction."""
@@ -234,7 +236,7 @@ def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weig
 
 
 @pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
-@pytest.mark.parametrize("covariance", COVARIANCES)
+@pytest.mark.parametrize("covariance", ["dense", "diagonal", pytest.param("low_rank", marks=pytest.mark.study)])
 def test_predictions_are_the_exact_ones_of_what_was_trained(covariance: Any, tmp_path: Path) -> None:
     data = regression(50)
     model = tb.Model(stacked(), tb.likelihoods.Gaussian("learned", outputs=2))
@@ -264,22 +266,24 @@ def test_predictions_are_the_exact_ones_of_what_was_trained(covariance: Any, tmp
     assert tb.evaluate(posterior, data).metrics["nll"] < 2.0
 
 
-def test_classes_are_drawn_from_the_outputs_and_features_are_learned() -> None:
+# bounds of either kind are below many draws, above
+@pytest.mark.parametrize("bound", [pytest.param("jensen", marks=pytest.mark.study), "knowles_minka"])
+def test_classes_are_drawn_from_the_outputs_and_features_are_learned(bound: Any) -> None:
     inputs = normal(200, 2, seed=1)
     labels = (inputs[:, 0] * inputs[:, 1] > 0).long()  # no line separates them
     model = tb.Model(stacked(width=16), tb.likelihoods.Categorical())
-    for bound in ("jensen", "knowles_minka"):
-        method = tb.VBLL(bound=bound, epochs=30, optimizer=tb.Adam(0.04), kl_weight=0.1)  # type: ignore[arg-type]
-        posterior = tb.fit(model, (inputs, labels), method, callbacks=())
-        prediction = tb.predict(posterior, inputs)
-        assert prediction.outputs_SBK.shape[0] == 100
-        assert tb.evaluate(posterior, (inputs, labels)).metrics["accuracy"] > 0.9
-        many = posterior.functions(4000)(inputs[:20]).softmax(-1).mean(0)
-        outputs = tb.predict(replace(tb.Linearised(posterior, "samples"), samples=4000), inputs[:20])  # type: ignore[arg-type]
-        assert_close(outputs.probs, many, rtol=0.0, atol=0.03)
-        assert (tb.predict(posterior, inputs[:5]).mutual_information > 0).all()
+    method = tb.VBLL(bound=bound, epochs=30, optimizer=tb.Adam(0.04), kl_weight=0.1)
+    posterior = tb.fit(model, (inputs, labels), method, callbacks=())
+    prediction = tb.predict(posterior, inputs)
+    assert prediction.outputs_SBK.shape[0] == 100
+    assert tb.evaluate(posterior, (inputs, labels)).metrics["accuracy"] > 0.9
+    many = posterior.functions(4000)(inputs[:20]).softmax(-1).mean(0)
+    outputs = tb.predict(replace(tb.Linearised(posterior, "samples"), samples=4000), inputs[:20])  # type: ignore[arg-type]
+    assert_close(outputs.probs, many, rtol=0.0, atol=0.03)
+    assert (tb.predict(posterior, inputs[:5]).mutual_information > 0).all()
 
 
+@pytest.mark.study  # predictions are the exact ones of what was trained, above
 def test_spread_grows_away_from_the_data() -> None:
     x = torch.linspace(-1, 1, 60, dtype=torch.float64).unsqueeze(1)
     y = (3 * x).sin() + 0.1 * normal(60, 1, seed=4)
@@ -294,7 +298,8 @@ def test_spread_grows_away_from_the_data() -> None:
 
 
 # lengths beside other settings are those of `test_the_averaging_rate_is_that_of_a_search_by_hand`
-@pytest.mark.parametrize("name", ["weight", pytest.param("both", marks=pytest.mark.study)])
+@pytest.mark.study  # the choice is that of every method with such a weight, in `tests/selection`
+@pytest.mark.parametrize("name", ["weight", "both"])
 def test_held_out_rows_choose_the_weight_of_the_divergence(name: str, tmp_path: Path) -> None:
     """With several classes the bound is loose, and β = 1 too cautious."""
     inputs = normal(100, 5, seed=2)
@@ -340,6 +345,12 @@ class Elsewhere(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(torch.tanh(self.body(inputs)))
+
+
+def test_held_out_rows_choose_the_weight_unless_it_is_given() -> None:
+    (weight,) = (choice for choice in tb.VBLL().choices if isinstance(choice, Lowered))
+    assert (weight.setting, weight.trial, max(weight.values)) == ("kl_weight", {"covariance": "diagonal"}, 1.0)
+    assert not any(isinstance(choice, Lowered) for choice in tb.VBLL(kl_weight=1.0).choices)
 
 
 def test_networks_of_others_are_taken() -> None:

@@ -129,7 +129,7 @@ def test_the_gap_of_mean_field_is_known() -> None:
     assert gap == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "dense"])
+@pytest.mark.parametrize("structure", ["diagonal", pytest.param("dense", marks=pytest.mark.study)])
 def test_a_fit_arrives_at_the_optimum(structure: Any) -> None:
     settings = {"epochs": 400, "draws": 16, "antithetic": True, "optimizer": tb.Adam(0.05), "kl_weight": 1.0}
     found = tb.fit(linear(), (INPUTS, TARGETS), tb.VI(structure, **settings), callbacks=())

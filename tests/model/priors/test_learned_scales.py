@@ -141,10 +141,10 @@ def test_a_horseshoe_has_its_global_scale_as_a_weight() -> None:
         assert stats.ks_2samp(value(found.abs()).numpy(), value(direct).numpy()).pvalue > 1e-3
 
 
+@pytest.mark.study  # the density of weights and scales is that of the first test
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*of the iterations diverged")  # a few, far out where scales are small
-# ranks and `test_evidence_is_that_with_the_scale_integrated_out` pin the law of a variance; these moments are its study
-@pytest.mark.parametrize("df", [pytest.param(4.0, marks=pytest.mark.study), None])
+@pytest.mark.parametrize("df", [4.0, None])
 def test_nuts_draws_weights_and_scale_of_a_regression(df: float | None) -> None:
     """As by quadrature; for a variance also as NUTS does with the scale integrated out."""
     model, truth = scaled(df), exact(df)
@@ -267,10 +267,10 @@ def worst(ranks_MF: Tensor) -> float:
     return min(float(stats.chisquare(np.bincount(b, minlength=8)).pvalue) for b in bins) * len(bins)
 
 
+@pytest.mark.study  # the density of weights and scales is that of the first test
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be trusted")  # many short chains
-# `test_nuts_draws_weights_and_scale_of_a_regression` pins half-Cauchy scales by quadrature; these ranks are their study
-@pytest.mark.parametrize("df", [4.0, pytest.param(None, marks=pytest.mark.study)])
+@pytest.mark.parametrize("df", [4.0, None])
 def test_ranks_among_draws_of_nuts_are_uniform(df: float | None) -> None:
     assert worst(ranks(df, grouped(df))) > ALPHA
 

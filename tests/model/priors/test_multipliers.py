@@ -196,6 +196,7 @@ def test_refusals_say_what_is_wrong() -> None:
         priors.with_multipliers(tied, rule)
 
 
+@pytest.mark.study  # the network, its priors and their divergences are exact, above
 @pytest.mark.slow
 def test_variational_inference_finds_the_inputs_that_count() -> None:
     """Of ten inputs two have an effect: under the horseshoe multipliers of the others are small."""

@@ -375,7 +375,7 @@ def test_priors_without_draws():
         BoundPrior(LAYOUT, Own()).sample(2)
 
 
-@pytest.mark.parametrize("loc", [0.0, 0.3])
+@pytest.mark.parametrize("loc", [0.0, pytest.param(0.3, marks=pytest.mark.study)])
 def test_the_density_of_many_weights_is_a_sum_in_float64(loc: float):
     weights = normal(2, 2 * 2**20 + 5).float()  # more than two blocks
     exact = np.array([math.fsum(stats.norm.logpdf(row.double().numpy(), loc, 0.7)) for row in weights])

@@ -103,6 +103,7 @@ def one_weight(prior: Any, noise: float = 0.5) -> tuple[tb.Model, tuple[Tensor, 
     return tb.Model(net, tb.likelihoods.Gaussian(noise), prior), (x, 0.8 * x + noise * normal(8, 1, seed=2))
 
 
+@pytest.mark.study  # the density and its slope are exact, by the tests above
 def test_hmc_draws_the_posterior_of_one_weight() -> None:
     model, (x, y) = one_weight(priors.Horseshoe(0.2))
     grid = torch.linspace(-4, 4, 20_001, dtype=torch.float64)

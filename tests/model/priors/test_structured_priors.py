@@ -292,7 +292,8 @@ def test_laplace_is_exact_for_a_linear_model_beside_other_priors() -> None:
     assert_close(fitted.effective_parameters(), [4 - torch.trace(prior @ torch.linalg.inv(precision))], rtol=1e-8)
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.study), 0.3])
+@pytest.mark.study  # `test_laplace_is_exact_for_a_linear_model_beside_other_priors` has it
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
 @pytest.mark.parametrize("method", ["hmc", "elliptical"])
 def test_samplers_meet_the_posterior_of_a_linear_model(method: str, temperature: float) -> None:
     inputs, _, targets = linear_with_a_null_direction()
