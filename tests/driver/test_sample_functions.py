@@ -164,6 +164,7 @@ def test_starts_on_their_own_scale_are_where_the_chains_start():
     assert_close(seen[0][1].detach(), start["w"])
 
 
+@pytest.mark.study  # `test_the_density_of_named_parameters_has_the_jacobian`; that of every constraint is torch's
 def test_known_distributions_are_recovered():
     """Moments of Gamma, Beta, Dirichlet and sorted normals, within 4.5 standard errors."""
     concentration = torch.tensor([0.8, 2.0, 3.5], dtype=torch.float64)

@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 import torchbayes as tb
 from torchbayes.evidence import prior_monte_carlo
 
+pytestmark = pytest.mark.usefixtures("unjudged_fits")
+
 N = 24
 X, TIMES = normal(N, 2), times(N)
 

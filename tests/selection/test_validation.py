@@ -425,13 +425,13 @@ def test_laplace_without_a_start_keeps_a_prior_that_was_asked_for(prior: Any, tm
 @ignored
 @pytest.mark.parametrize("rows", [1, pytest.param(25, marks=pytest.mark.study)])  # others have 60
 def test_laplace_of_few_rows_without_a_start(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tb.MAP, "usual_steps", 200)
+    monkeypatch.setattr(tb.MAP, "usual_steps", 50)
     assert torch.isfinite(fit(table(rows), tb.Laplace()).mean_MD).all()
 
 
 @ignored
 def test_laplace_of_ready_made_batches_without_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tb.MAP, "usual_steps", 200)
+    monkeypatch.setattr(tb.MAP, "usual_steps", 50)
     inputs, targets = table(60)
     batches = list(zip(inputs.split(20), targets.split(20), strict=True))
     assert fit(batches, tb.Laplace()).members == 1
