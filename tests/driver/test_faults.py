@@ -36,7 +36,7 @@ KILLED: dict[str, Sampler] = {
     "sghmc": tb.SGHMC(2, 240, 40, 3, step_size=1e-3, batch_size=6, preconditioned=True, plan="loop"),
 }
 SHORT: dict[str, Sampler] = {
-    "hmc": tb.HMC(2, 24, 8, 2, step_size=0.05, trajectory=0.2, plan="loop"),
+    "hmc": tb.HMC(2, 24, 8, 2, step_size=0.05, trajectory=0.1, plan="loop"),
     "sghmc": tb.SGHMC(2, 24, 8, 2, step_size=1e-3, batch_size=6, plan="loop"),
 }
 shorts = pytest.mark.parametrize("method", SHORT.values(), ids=SHORT.keys())

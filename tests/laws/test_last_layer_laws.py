@@ -29,8 +29,8 @@ def low_rank(plan: str = "loop", **settings: Any) -> tb.VBLL:
 
 
 OWN = [law for law in LAWS if law is not TOGETHER]
-# the other covariance and bound are other tensors of a state and other arithmetic of a step
-OTHER = [LAWS[0], LAWS[2]]
+# the other covariance and bound are other tensors of a state
+OTHER = [test_method_laws.test_interrupted_and_resumed_equals_uninterrupted]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ import torchbayes as tb
 from tests.covering import some_of
 from tests.laws.cases import (
     CLASSES,
+    COUPLED,
     METHODS,
     NETWORKS,
     VARIANTS,
@@ -50,20 +51,20 @@ chief = pytest.mark.parametrize("make", with_variants_as_studies(METHODS, VARIAN
 NAMES = [name for name in METHODS if name not in VARIANTS]
 
 
-def on_networks(further: int = 0) -> pytest.MarkDecorator:
-    """Each method on one network, in turn, or on one that comes some places later; on the others as a study.
+def on_networks(further: int = 0, names: Sequence[str] = NAMES) -> pytest.MarkDecorator:
+    """Each of these methods on one network, in turn, or on one that comes some places later; on the others as a study.
 
     Laws of one network share the whole fit. A method meets four of the networks in the laws of this file.
     """
     order = [*NETWORKS]
-    run = {name: order[(place + further) % len(order)] for place, name in enumerate(NAMES)}
+    run = {name: order[(place + further) % len(order)] for place, name in enumerate(names)}
     return pytest.mark.parametrize(
         ("make", "network"),
         [
             pytest.param(
-                make, network, id=f"{network}-{name}", marks=() if run.get(name) == network else pytest.mark.study
+                METHODS[name], net, id=f"{net}-{name}", marks=() if run.get(name) == net else pytest.mark.study
             )
-            for (name, make), network in itertools.product(METHODS.items(), NETWORKS)
+            for name, net in itertools.product(METHODS, NETWORKS)
         ],
     )
 
@@ -210,6 +211,8 @@ def test_members_together_equal_members_alone(make: Make, network: str, plans: t
         # kernels round the last elements of a vector unlike those in its middle, hence not to the last bit
         for pair in pairs:
             torch.testing.assert_close(*pair, rtol=1e-8, atol=1e-11)
+        first = next(iter(members_together(make, network, plan).values()))
+        assert not torch.equal(first[0], first[1])
 
 
 @on_networks(1)
@@ -254,7 +257,7 @@ def test_pieces_by_hand_equal_fit(make: Make) -> None:
     assert_same_tensors(everything(method.posterior(density, state, shelf)), uninterrupted(make, "mlp")[0])
 
 
-@on_networks(2)
+@on_networks(2, NAMES[::2])  # tests/methods has the descent of each
 @unjudged_fits
 def test_every_method_learns_on_every_network(make: Make, network: str) -> None:
     dtype = torch.float32
@@ -268,7 +271,8 @@ def test_every_method_learns_on_every_network(make: Make, network: str) -> None:
     torch.testing.assert_close(evaluation.probs.sum(-1), torch.ones(24, dtype=dtype))
 
 
-@on_networks(3)
+# `test_nothing_is_drawn_without_a_purpose` reads the code of the others
+@on_networks(3, ("map_adam", "swag", "vi_by_layers", "repulsive_functions", "mnf"))
 def test_fit_touches_neither_module_nor_global_random_state(make: Make, network: str) -> None:
     module = made(network).train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -281,9 +285,9 @@ def test_fit_touches_neither_module_nor_global_random_state(make: Make, network:
     assert all(p.grad is None for p in module.parameters())
 
 
-@chief
+@pytest.mark.parametrize("make", with_variants_as_studies(METHODS, METHODS.keys() - {*COUPLED}))
 def test_same_seed_same_run_other_seed_other_run(make: Make) -> None:
-    """That the same seed gives the same run is also the law of pieces, above."""
+    """That the same seed gives the same run is also the law of pieces, above; others have members that differ by it."""
     first = uninterrupted(make, "mlp")[0]
     with unjudged():
         other = everything(tb.fit(model_of(), rows_of(), make(members=2, **SMALL), seed=8, callbacks=()))

@@ -99,7 +99,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 # of their base another is fitted in threads: one descent, one Metropolis test, one kind of noise, one of particles
 STUDIES = {"SWA", "FGE", "Snapshots", "Simplex", "HMC", "MALA", "SGLD", "RepulsiveEnsemble"}
 STUDIES |= {"MAMS", "UnderdampedLangevin", "MCLMC", "EllipticalSlice", "OnlineLaplace", "BSAM", "SVGD", "MNF", "SMILE"}
-STUDIES |= {"SWAG", "Curve", "RandomWalk", "MILE", "VI", "NormalizingFlow"}
+STUDIES |= {"SWAG", "Curve", "RandomWalk", "MILE", "VI", "NormalizingFlow", "VBLL", "MCBatchNorm"}
 FITS: list[tuple[str, str]] = [
     ("MAP", "recurrent"),
     ("SWA", "noise"),

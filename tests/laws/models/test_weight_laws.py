@@ -102,8 +102,8 @@ def test_the_evidence_is_that_of_repeated_rows(estimate: str) -> None:
 
 
 SAID = ["both weights", "classes", "gaussian, learned", "ignored rows", "binary shares"]
-# each function with two ways to say it: it sees rows and their weights, not how these were said
-IN_TURN = [(function, SAID[p]) for n, function in enumerate(OF_PLACES) for p in (0, 1 + n % 4)]
+# each function with one way to say it, or two: it sees rows and their weights, not how these were said
+IN_TURN = [(function, SAID[p]) for n, function in enumerate(OF_PLACES) for p in ((0,) if n % 3 else (0, 1 + n % 4))]
 
 
 @pytest.mark.parametrize(("function", "name"), with_studies(IN_TURN, OF_PLACES, SAID))
