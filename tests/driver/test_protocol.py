@@ -64,7 +64,8 @@ def test_a_method_that_visits_sites_in_its_own_order_meets_the_mode() -> None:
     assert_close(found.tensors()["weights_MD"], EXACT.posterior()[0].expand(2, -1), rtol=1e-8)
 
 
-@pytest.mark.study  # `test_particles_that_see_each_other_meet_the_exact_moments` has moments, and resumed runs these chains
+# `test_particles_that_see_each_other_meet_the_exact_moments` has such moments, and the runs below these chains
+@pytest.mark.study
 def test_chains_that_see_each_other_meet_exact_moments_without_a_model() -> None:
     scales_D = torch.tensor([1.0, 10.0], dtype=torch.float64)
     density = tb.FunctionDensity(lambda w: -0.5 * (w / scales_D).square().sum(-1))

@@ -21,7 +21,10 @@ FEATURES = 4
 SHORT: dict[str, Any] = {"chains": 2, "steps": 240, "burn_in": 160, "thin": 20, "batch_size": 16}
 TINY: dict[str, Any] = {"chains": 2, "steps": 12, "burn_in": 8, "thin": 2, "batch_size": 16}
 METHODS = [tb.SGHMC(**SHORT), tb.SGLD(**SHORT), tb.SGNHT(**SHORT)]
-pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning"),
+    pytest.mark.usefixtures("unjudged_fits"),
+]
 
 
 def net() -> nn.Module:
