@@ -29,7 +29,11 @@ from tests.posteriors.layers.layer_networks import (
 from torchbayes.model.dropout import DropoutError
 from torchbayes.posteriors.layers.dropout import folds
 
-networks = pytest.mark.parametrize("name", WITH_DROPOUT)
+# these are nearly the network of another: with weights, with positions first, with one layer twice
+ALIKE = {"attention_weights", "encoder", "shared"}
+networks = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.study if name in ALIKE else ()) for name in WITH_DROPOUT]
+)
 
 
 def posterior_of(net: nn.Module, **settings: object) -> tb.DropoutPosterior:
@@ -129,14 +133,7 @@ def test_predictive_is_that_of_gal_and_ghahramani() -> None:
     assert_close(prediction.variance, 1 / tau + f_SBK.var(0, correction=0))
 
 
-# others are nearly the network of another: with weights, with positions first, with one layer twice
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.study if name in {"attention_weights", "encoder", "shared"} else ())
-        for name in WITH_DROPOUT
-    ],
-)
+@networks
 def test_rows_have_the_distribution_that_training_mode_gives_them(name: str) -> None:
     """The oracle is PyTorch: passes in training mode, which draws masks for each row; batch norms in evaluation."""
     draws = 1000 if name in IN_WEIGHTS else 300  # of the others each takes a pass of its own
