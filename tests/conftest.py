@@ -50,6 +50,15 @@ def _reproducible_modules():
 
 
 @pytest.fixture
+def unjudged_fits():
+    """Let fits end without a judgement, for tests that are not about it: see `tests.laws.cases.unjudged`."""
+    from tests.laws.cases import unjudged
+
+    with unjudged():
+        yield
+
+
+@pytest.fixture
 def untouched_rng():
     """Fail the test when it moves the global generator."""
     before = torch.default_generator.get_state()

@@ -119,7 +119,9 @@ def test_the_floor_is_one_part_of_the_chains_against_the_other(digits):
     ("data", "likelihood", "drawn", "clean"),
     [
         ("two_moons", "bernoulli", {"surface", "reliability"}, {"agreement", "total_variation"}),
-        ("tests.catalogue.mine:load", "poisson", {"band"}, {"wasserstein1"}),
+        pytest.param(  # compared as the regression
+            "tests.catalogue.mine:load", "poisson", {"band"}, {"wasserstein1"}, marks=pytest.mark.study
+        ),
     ],
 )
 def test_two_classes_of_one_output_and_counts_are_compared(tmp_path, data, likelihood, drawn, clean):
@@ -328,7 +330,9 @@ def test_a_reference_from_a_directory_gives_the_same_numbers(digits, tmp_path):
     assert not (tmp_path / "fits" / "hmc").exists()
 
 
+# `test_a_reference_from_a_directory_gives_the_same_numbers` has other methods
 @pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.usefixtures("no_pictures")
 def test_hmc_is_compared_with_a_given_reference_like_any_method(digits, tmp_path):
     home, found = digits

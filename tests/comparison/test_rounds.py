@@ -42,7 +42,7 @@ def test_the_turns_end_at_the_prior_of_the_largest_exact_evidence():
     data = regression()
     options = {"bounds": (-3, 3), "method": "bounded", "options": {"xatol": 1e-6}}
     exact: Any = minimize_scalar(lambda s: -exact_evidence(math.exp(s), data), **options)
-    first = tb.MAP(1, 400, 40, tb.SGD(0.02), plan="loop")
+    first = tb.MAP(1, 250, 40, tb.SGD(0.02), plan="loop")
     dense = tb.Laplace("dense", prior="model")
     found = train_in_rounds(linear_model(8.0), data, first, laplace=dense, again=[first] * 4)
     assert len(found) == 5

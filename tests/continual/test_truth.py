@@ -19,6 +19,7 @@ TRUTH = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
 MIXED = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]], dtype=torch.float64)  # correlated inputs
 INPUTS = [normal(n, 3, seed=20 + n) @ MIXED for n in SIZES]
 TASKS = [(x, (x @ TRUTH + NOISE * normal(len(x), seed=30 + len(x))).unsqueeze(1)) for x in INPUTS]
+pytestmark = pytest.mark.usefixtures("unjudged_fits")
 SEEKER = tb.MAP(epochs=280, batch_size=64, optimizer=tb.SGD(lr=0.5, momentum=0.85), schedule=tb.Constant())
 
 
@@ -43,7 +44,8 @@ def moments(posterior: Posterior) -> tuple[Tensor, Tensor]:
     return gaussian.mean_MD[0], torch.linalg.inv(gaussian.covariance.dense()[0])
 
 
-@pytest.mark.parametrize("structure", ["dense", "kronecker"])
+# `test_what_predicts_with_coresets_is_the_posterior_of_all_rows` has dense ones
+@pytest.mark.parametrize("structure", [pytest.param("dense", marks=pytest.mark.study), "kronecker"])
 def test_a_sequence_of_full_laplace_posteriors_is_bayes_rule(structure: str) -> None:
     found = tb.sequence(model(), TASKS, tb.Laplace(structure, prior="model"), seeker=SEEKER)
     for posterior, (mean, precision) in zip(found.posteriors, recursion(diagonal=False), strict=True):
@@ -90,7 +92,9 @@ def test_variational_continual_learning_meets_its_recursion(structure: str, diag
         torch.testing.assert_close(own[1], precision, rtol=0, atol=0.08 * float(precision.max()))
 
 
-@pytest.mark.parametrize("coreset", [tb.coresets.Random(3), tb.coresets.KCentre(4, first=2)])
+@pytest.mark.parametrize(
+    "coreset", [tb.coresets.Random(3), pytest.param(tb.coresets.KCentre(4, first=2), marks=pytest.mark.study)]
+)
 def test_what_predicts_with_coresets_is_the_posterior_of_all_rows(coreset: Coreset) -> None:
     """And what is carried on is that of the rows that were not set aside."""
     method = tb.Laplace("dense", prior="model")

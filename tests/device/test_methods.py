@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,16 @@ from torch import Tensor
 
 import torchbayes as tb
 from tests.device.conftest import PLACES
-from tests.laws.cases import METHODS, assert_same_tensors, everything, made, normal, rows_of, unjudged
+from tests.laws.cases import (
+    METHODS,
+    assert_same_tensors,
+    everything,
+    made,
+    normal,
+    rows_of,
+    unjudged,
+    with_variants_as_studies,
+)
 from tests.laws.test_laplace_laws import KINDS, method_of
 from tests.laws.test_last_layer_laws import vbll
 from tests.laws.test_method_laws import SMALL
@@ -28,22 +38,27 @@ EVERY: dict[str, Make] = {
     **{name: lambda make=make: make(members=2, **SHORT) for name, make in METHODS.items()},
     "vbll": lambda: vbll(members=2, **SHORT),
     **SAMPLERS,
-    "mams": lambda: SAMPLERS["mams"](max_leapfrogs=2),
+    "hmc_dense": lambda: SAMPLERS["hmc_dense"](trajectory=0.1),
+    **{name: lambda make=SAMPLERS[name]: make(steps=16, burn_in=12) for name in ("mams", "mclmc", "smile")},
     **{f"laplace_{kind}": lambda kind=kind: method_of(kind) for kind in KINDS},
 }
 
 # a state of each kind: what a checkpoint holds of it does not depend on other settings
 STATES = ("map_sam", "swag", "svgd", "ivon_pairs", "vi_low_rank", "mnf", "fge", "bsam", "vbll", "hmc_dense",
           "elliptical", "sghmc_preconditioned", "laplace_kronecker")  # fmt: skip
+# which hold tensors and numbers as the states of others do
+OTHER_STATES = ("map_sam", "svgd", "ivon_pairs", "vi_low_rank", "fge", "bsam", "vbll", "elliptical")
 KINDS_OF_METHOD = {type(make()): name for name, make in reversed(EVERY.items())}  # the first of each class
 # others of their class run here; `test_steps_on_minibatches_never_wait` sees that their steps mix no devices
 SELDOM = {"hmc", "ivon", "map_sgd", "swa", "fge_sam", "vi", "sghmc", "laplace_diagonal"}
-SELDOM |= {"underdamped"}  # whose walk and adaptation are those of `mclmc`
+SELDOM |= {"underdamped", "mams"}  # whose walk and adaptation are those of `mclmc`
+SELDOM |= {"mala", "random_walk", "sgld", "sgnht", "fge", "flow_planar", "repulsive_weights"}
 OFTEN = {*STATES, *KINDS_OF_METHOD.values(), "vi_by_layers", "laplace_low_rank"} - SELDOM
 every = pytest.mark.parametrize(
     "make",
     [pytest.param(make, id=name, marks=() if name in OFTEN else pytest.mark.study) for name, make in EVERY.items()],
 )
+JUDGED = ("map_sam", "vi_low_rank", "hmc_dense", "laplace_kronecker", "vbll")  # one of each kind of judgement
 elsewhere = pytest.mark.parametrize("place", [name for name in PLACES if name != "cpu"] or ["cpu"], indirect=True)
 CPU = torch.device("cpu")
 
@@ -90,7 +105,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     @cache
     def fit(make: Make, device: torch.device) -> tuple[Any, Path]:
         folder = tmp_path_factory.mktemp("run")
-        return fitted(make, device, directory=folder), folder
+        with nullcontext() if make in [EVERY[name] for name in JUDGED] else unjudged():
+            return fitted(make, device, directory=folder), folder
 
     return fit
 
@@ -132,7 +148,7 @@ def test_a_run_has_the_numbers_of_the_cpu_and_is_read_on_both(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 @elsewhere
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", with_variants_as_studies({name: name for name in STATES}, OTHER_STATES))
 def test_a_run_goes_on_from_its_files(name: str, device: torch.device, whole: Whole, tmp_path: Path) -> None:
     def interrupt(event: tb.Event) -> None:
         if event.epoch == min(2, event.epochs):

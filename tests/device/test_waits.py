@@ -65,7 +65,19 @@ class Steps:
         return len(counts.waits), len(counts.uploads)
 
 
-@pytest.mark.parametrize("make", FREE.values(), ids=FREE.keys())
+# what these do in a step others of their class do too
+ALIKE = (
+    "map_adamw",
+    "fge_sam",
+    "vi_alpha_by_layers",
+    "mnf_by_layers",
+    "flow_radial",
+    "bsam_parts",
+    "sgld_preconditioned",
+)
+
+
+@pytest.mark.parametrize("make", with_variants_as_studies(FREE, ALIKE))
 def test_steps_on_minibatches_never_wait(make: Callable[[], Any], counts: Emulated) -> None:
     steps = Steps(make())
     steps.take(counts)  # the first step checks its rows

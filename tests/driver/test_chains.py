@@ -21,21 +21,21 @@ with warnings.catch_warnings():
 
 @pytest.fixture(scope="module")
 def chains() -> tb.Chains:
-    """Four chains of 150 draws, thinned, of parameters of several shapes."""
+    """Four chains of 50 draws, thinned, of parameters of several shapes."""
     parameters = tb.Parameters(mu=(), tau=constraints.positive, theta=(2, 2), w=(3, constraints.simplex))
 
     def log_density(mu: Tensor, tau: Tensor, theta: Tensor, w: Tensor) -> Tensor:
         return -mu.square() / 2 - tau - (theta - mu).square().sum() + 2 * w.log().sum()
 
-    method = tb.HMC(4, 380, 80, 2, trajectory=1.5, jitter=0.2)
+    method = tb.HMC(4, 140, 40, 2, trajectory=1.5, jitter=0.2)
     return tb.sample(log_density, method, parameters=parameters, callbacks=())
 
 
 def test_draws_come_by_name_on_their_own_scale(chains: tb.Chains):
     shapes = {name: tuple(draws.shape) for name, draws in chains.draws().items()}
-    assert shapes == {"mu": (4, 150), "tau": (4, 150), "theta": (4, 150, 2, 2), "w": (4, 150, 3)}
+    assert shapes == {"mu": (4, 50), "tau": (4, 50), "theta": (4, 50, 2, 2), "w": (4, 50, 3)}
     assert torch.equal(chains["tau"], chains.weights_MSD[:, :, 1].exp())
-    assert_close(chains["w"].sum(-1), torch.ones(4, 150, dtype=torch.float64))
+    assert_close(chains["w"].sum(-1), torch.ones(4, 50, dtype=torch.float64))
     with pytest.raises(KeyError, match="no parameter 'sigma'; there are mu, tau, theta, w"):
         chains["sigma"]
 
@@ -67,14 +67,14 @@ def test_arviz_gets_names_and_the_statistics_of_the_step_before_each_draw(chains
     assert_close(torch.as_tensor(data.posterior["theta"].values), chains["theta"])
     stats = data.sample_stats
     assert set(stats.data_vars) >= {"lp", "energy", "acceptance_rate", "step_size", "n_steps", "diverging"}
-    assert_close(torch.as_tensor(stats["lp"].values), chains.numbers["log_density"][:, 81::2])
+    assert_close(torch.as_tensor(stats["lp"].values), chains.numbers["log_density"][:, 41::2])
     mu, tau, theta, w = (chains[name] for name in ("mu", "tau", "theta", "w"))
     free = (
         -mu.square() / 2 - tau - (theta - mu[..., None, None]).square().sum((-2, -1)) + 3 * w.log().sum(-1) + tau.log()
     )
     assert_close(torch.as_tensor(stats["lp"].values), free)  # that of a simplex adds the log of all its entries
     assert stats["diverging"].dtype == bool
-    assert_close(torch.as_tensor(az.bfmi(data)), torch.as_tensor(az.bfmi(chains.numbers["energy"][:, 81::2].numpy())))
+    assert_close(torch.as_tensor(az.bfmi(data)), torch.as_tensor(az.bfmi(chains.numbers["energy"][:, 41::2].numpy())))
 
 
 def test_the_table_has_a_row_for_each_quantity(chains: tb.Chains):
@@ -82,7 +82,7 @@ def test_the_table_has_a_row_for_each_quantity(chains: tb.Chains):
     assert lines[0].split("  ")[-1] == "R-hat"
     assert [line.split("  ")[0] for line in lines[1:4]] == ["mu", "tau", "theta[0, 0]"]
     assert len({len(line) for line in lines[:10]}) == 1
-    assert lines[10] == "4 chains of 150 draws each, of 380 steps, the first 80 burn-in."
+    assert lines[10] == "4 chains of 50 draws each, of 140 steps, the first 40 burn-in."
     cells = lines[2].split()
     assert float(cells[1]) == pytest.approx(float(chains["tau"].mean()), rel=1e-3)
     noted = replace(chains, problems=("chain 2 never moved",))
@@ -131,14 +131,14 @@ def test_weights_of_a_network_have_its_names():
 
 def test_diagnose_judges_chains_without_inputs(chains: tb.Chains):
     found = tb.diagnose(chains)
-    assert (found.chains, found.draws, found.functions) == (4, 150, "parameters")
+    assert (found.chains, found.draws, found.functions) == (4, 50, "parameters")
     summary = chains.summary()
     assert_close(found.spaces["parameters"].rhat, torch.tensor([row["rhat"] for row in summary.values()]).double())
     assert found.spaces["weights"].rhat.shape == (8,)
     assert found.record is not None
-    assert found.record.burn_in == 80
-    assert_close(found.record.log_density_MR, chains.numbers["log_density"][:, 80:])
-    assert_close(found.record.gradients_M, chains.numbers["gradients"][:, 80:].sum(1))
+    assert found.record.burn_in == 40
+    assert_close(found.record.log_density_MR, chains.numbers["log_density"][:, 40:])
+    assert_close(found.record.gradients_M, chains.numbers["gradients"][:, 40:].sum(1))
     assert found.per_gradient("parameters").max() < 1
     worst = max(summary, key=lambda name: summary[name]["rhat"])
     assert [trace.name.split(" (")[0] for trace in found.traces] == ["log density", worst]

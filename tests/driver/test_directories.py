@@ -35,6 +35,8 @@ from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import NAME, FileWarning, Locked
 from torchbayes_experiments import reproduce
 
+pytestmark = pytest.mark.usefixtures("unjudged_fits")
+
 PATIENCE = 240.0  # seconds
 SWAG = tb.SWAG(members=2, epochs=6, batch_size=8, rank=2, plan="loop")
 SGHMC = SHORT["sghmc"]

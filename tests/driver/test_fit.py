@@ -19,6 +19,8 @@ import torchbayes as tb
 from torchbayes.methods.protocol import Method
 
 INPUTS, TARGETS = rows_of()
+pytestmark = pytest.mark.usefixtures("unjudged_fits")
+
 SHORT = {"epochs": 4, "batch_size": 6, "plan": "loop"}
 
 

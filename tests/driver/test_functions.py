@@ -18,6 +18,8 @@ import torchbayes as tb
 from torchbayes.checks import SettingError
 from torchbayes.model.probes.functions import faults_of, watched
 
+pytestmark = pytest.mark.usefixtures("unjudged_fits")
+
 X = normal(24, 4).float()
 Y = (X[:, 0] > 0).long()
 MOVE_IN_EVAL = [

@@ -47,6 +47,8 @@ def fit(way: str, method: Any, **options: Any) -> Any:
     return tb.fit(tb.Model(Odd(way), tb.likelihoods.Categorical(), **options), (X, Y), method, callbacks=())
 
 
+pytestmark = pytest.mark.usefixtures("unjudged_fits")
+
 METHODS = [
     tb.MAP(epochs=2),
     tb.VI(epochs=2, kl_weight=1.0, optimizer=tb.Adam(0.3)),

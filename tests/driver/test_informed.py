@@ -21,6 +21,8 @@ from torchbayes.model.subspace import Subspace
 
 FEATURES, ROWS = 3, 40
 Gaussian, Weighted, LogInverseChi = tb.likelihoods.Gaussian, tb.likelihoods.Weighted, tb.priors.LogInverseChi
+pytestmark = pytest.mark.usefixtures("unjudged_fits")
+
 ignored = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 
 

@@ -27,6 +27,8 @@ from torchbayes.driver.loop import Reader
 from torchbayes.methods.protocol import Method, Visit
 from torchbayes.model.sources.sources import as_source
 
+pytestmark = pytest.mark.usefixtures("unjudged_fits")
+
 NEWCOMERS: dict[str, Callable[..., Any]] = {"coupled particles": SVGD, "sites": SAG, "coupled chains": Stretch}
 
 ROWS, SCALE, NOISE = 24, 1.5, 1.5
@@ -62,6 +64,8 @@ def test_a_method_that_visits_sites_in_its_own_order_meets_the_mode() -> None:
     assert_close(found.tensors()["weights_MD"], EXACT.posterior()[0].expand(2, -1), rtol=1e-8)
 
 
+# `test_particles_that_see_each_other_meet_the_exact_moments` has such moments, and the runs below these chains
+@pytest.mark.study
 def test_chains_that_see_each_other_meet_exact_moments_without_a_model() -> None:
     scales_D = torch.tensor([1.0, 10.0], dtype=torch.float64)
     density = tb.FunctionDensity(lambda w: -0.5 * (w / scales_D).square().sum(-1))
@@ -127,7 +131,9 @@ def fit_split(folder: Path) -> None:
         fitted(SVGD, ranks=ranks)
 
 
+# ranks of tests/laws/test_rank_laws.py share any method, those whose members see each other too
 @pytest.mark.slow
+@pytest.mark.study
 def test_ranks_that_share_the_rows_equal_one_process(tmp_path: Path) -> None:
     check(launch(fit_shared, 2, tmp_path, tmp_path))
     for name, make in NEWCOMERS.items():
@@ -139,6 +145,7 @@ def test_ranks_that_share_the_rows_equal_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.study  # `test_members_that_see_each_other_are_not_split` asks without processes
 def test_processes_cannot_split_members_that_see_each_other(tmp_path: Path) -> None:
     ended = launch(fit_split, 2, tmp_path, tmp_path)
     assert all("the members of SVGD see each other, so 2 ranks cannot split them" in one.error for one in ended)

@@ -164,6 +164,7 @@ def test_starts_on_their_own_scale_are_where_the_chains_start():
     assert_close(seen[0][1].detach(), start["w"])
 
 
+@pytest.mark.study  # `test_the_density_of_named_parameters_has_the_jacobian`; that of every constraint is torch's
 def test_known_distributions_are_recovered():
     """Moments of Gamma, Beta, Dirichlet and sorted normals, within 4.5 standard errors."""
     concentration = torch.tensor([0.8, 2.0, 3.5], dtype=torch.float64)
@@ -266,7 +267,7 @@ def test_ctrl_c_within_a_step_loses_that_step_alone():
     [
         (tb.NUTS, 19, {}, True),
         (tb.NUTS, 20, {}, False),
-        (tb.NUTS, 19, {"mass": "unit"}, False),
+        pytest.param(tb.NUTS, 19, {"mass": "unit"}, False, marks=pytest.mark.study),
         (tb.HMC, 19, {"trajectory": 1.0}, False),
         (tb.HMC, 19, {"mass": "diagonal"}, True),
     ],
@@ -294,4 +295,4 @@ def test_chains_in_separate_modes_are_named_by_their_parameter():
 
     start, parameters = {"a": 0.0, "b": [-3.0, 3.0]}, tb.Parameters(a=(), b=())
     with pytest.warns(tb.ProblemWarning, match=r"chains disagree on b \(R-hat"):
-        sampled(two_modes, tb.HMC(2, 150, 50, trajectory=1.0), start, parameters=parameters)
+        sampled(two_modes, tb.HMC(2, 130, 30, trajectory=1.0), start, parameters=parameters)

@@ -15,6 +15,8 @@ from torch import nn
 import torchbayes as tb
 from torchbayes.checks import SettingError
 
+pytestmark = pytest.mark.usefixtures("unjudged_fits")
+
 X = normal(24, 3).float()
 Y = (X[:, 0] > 0).long()
 

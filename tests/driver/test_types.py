@@ -2,10 +2,13 @@
 
 from typing import assert_type
 
+import pytest
 import torch
 from torch import nn
 
 import torchbayes as tb
+
+pytestmark = pytest.mark.usefixtures("unjudged_fits")
 
 INPUTS = torch.linspace(-1, 1, 8)[:, None]
 TARGETS = 0.5 * INPUTS

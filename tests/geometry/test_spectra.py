@@ -109,7 +109,8 @@ def test_the_basis_stays_orthogonal_where_an_eigenvalue_dominates():
     assert int((found.values_PK > 1e5).sum()) == 1  # without orthogonalisation ghosts copy it
 
 
-@pytest.mark.parametrize("name", NAMES)
+# `test_products_are_those_of_the_dense_hessian` has the products of the convolution
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.study if n == "conv" else ()) for n in NAMES])
 def test_all_steps_give_the_trace_the_determinant_and_the_eigenvalues(name):
     model, data = problem(name)
     values = torch.linalg.eigvalsh(hessian(model, data))

@@ -31,7 +31,10 @@ def run_slowly(directory: Path) -> None:
     run(directory, callbacks=[lambda event: time.sleep(0.08)])
 
 
+# tests/driver/test_faults.py kills a sampler within a step, and `test_interrupted_and_resumed_equals_uninterrupted` of
+# methods ends their runs anywhere
 @pytest.mark.slow
+@pytest.mark.study
 def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     expected = run(tmp_path / "whole")
     context = forked()

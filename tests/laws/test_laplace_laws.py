@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,23 @@ BATCH = 13  # two batches of unlike sizes
 VARIANTS = ("reduce", "diagonal", "kronecker")
 kinds = pytest.mark.parametrize("kind", KINDS)
 chief = pytest.mark.parametrize("kind", with_variants_as_studies({kind: kind for kind in KINDS}, VARIANTS))
-networks = pytest.mark.parametrize("network", NETWORKS)
+unjudged_fits = pytest.mark.usefixtures("unjudged_fits")
+
+
+def on_networks(further: int = 0) -> pytest.MarkDecorator:
+    """Each kind on one network, in turn, or on one that comes some places later; on the others as a study.
+
+    Structures meet the layers of every network in tests/curvature.
+    """
+    order = [*NETWORKS]
+    run = {kind: order[(n + further) % len(order)] for n, kind in enumerate(k for k in KINDS if k not in VARIANTS)}
+    return pytest.mark.parametrize(
+        ("kind", "network"),
+        [
+            pytest.param(kind, network, marks=() if run.get(kind) == network else pytest.mark.study)
+            for kind, network in itertools.product(KINDS, NETWORKS)
+        ],
+    )
 
 
 def method_of(kind: str, **settings: Any) -> tb.Laplace:
@@ -80,8 +97,8 @@ def in_memory(kind: str, network: str) -> tb.LaplacePosterior:
         return fitted(kind, network)
 
 
-@chief
-@networks
+@on_networks(2)
+@unjudged_fits
 def test_interrupted_and_resumed_equals_uninterrupted(
     kind: str, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,8 +118,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 
 
 @pytest.mark.filterwarnings("ignore:the directions that the low rank leaves out")
-@chief
-@networks
+@on_networks()
 def test_members_together_equal_members_alone(kind: str, network: str) -> None:
     together = in_memory(kind, network)
     assert together.members == 2
@@ -113,8 +129,7 @@ def test_members_together_equal_members_alone(kind: str, network: str) -> None:
     assert_close(together.log_evidence()[1], alone.log_evidence()[0], rtol=1e-9)
 
 
-@chief
-@networks
+@on_networks()
 def test_step_is_pure_and_donating_changes_nothing(kind: str, network: str) -> None:
     method, model = method_of(kind, members=2), model_for(kind, network)
     source, seeds = as_source(model, rows_of(network), BATCH), member_seeds(7, 2)
@@ -135,8 +150,7 @@ def test_step_is_pure_and_donating_changes_nothing(kind: str, network: str) -> N
     assert_same_tensors(by_hand.tensors(), in_memory(kind, network).tensors())
 
 
-@chief
-@networks
+@on_networks(4)
 def test_saved_posterior_is_the_returned_one_and_nothing_else_moves(kind: str, network: str, tmp_path: Path) -> None:
     module = made(network).train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -155,13 +169,13 @@ def test_saved_posterior_is_the_returned_one_and_nothing_else_moves(kind: str, n
     assert all(p.grad is None for p in module.parameters())
 
 
-@kinds
+@chief
 def test_size_of_batches_and_pieces_changes_nothing(kind: str) -> None:
     """H is a sum over rows; sampled targets differ between batches, so they are left out."""
     if kind == "fisher":
         return
     model, whole = model_for(kind), in_memory(kind, "mlp")
-    method = method_of(kind, batch_size=5, chunk=100)
+    method = method_of(kind, batch_size=5, chunk=400)
     with unjudged():
         pieces = tb.fit(model, rows_of(), method, start=modes(model), seed=7, callbacks=())
     for m in range(2):
@@ -181,25 +195,15 @@ def test_float32_is_kept(kind: str) -> None:
 
 # batch norm sees its own statistics here, not those of a batch, so that its rows can be split too
 SHARED = [*((kind, "mlp") for kind in KINDS), ("kronecker", "conv_batch_norm"), ("dense", "conv_batch_norm")]
-# ranks add up sums over rows: those of `hessian`, and of other layers, as those of `dense` on the perceptron
-ALIKE = [*((kind, "mlp") for kind in (*VARIANTS, "hessian")), ("dense", "conv_batch_norm")]
+# ranks add up sums over rows: those of `dense` and others, which have no second pass, as those of `kronecker`
+FEW = [("ekfac", "mlp"), ("low_rank", "mlp"), ("kronecker", "conv_batch_norm")]
 
 
-def shared(grid: tuple[int, int]) -> list[tuple[str, str]]:
-    """The kinds that share a grid: where rows are whole, those whose sampled targets need them, and one other.
-
-    Those that are alike share a grid of rows alone.
-    """
-    if grid[0] == 1:
-        return [(kind, network) for kind, network in SHARED if kind in {"fisher", "ekfac"}]
-    return [one for one in SHARED if grid[1] == 1 or one not in ALIKE]
-
-
-def fit_all(grid: tuple[int, int], folder: Path) -> None:
+def fit_all(grid: tuple[int, int], folder: Path, shared: list[tuple[str, str]]) -> None:
     """Fit with kinds on a grid of processes; every rank saves what it got."""
     with tb.Ranks.grid(*grid) as ranks, unjudged():
         number = ranks.data_rank * ranks.chains + ranks.chain_rank
-        for kind, network in shared(grid):
+        for kind, network in shared:
             start = modes(model_for(kind, network), 3)
             tensors = everything(fitted(kind, network, start=start, ranks=ranks))
             path = folder / f"{kind}_{network}_{number}.safetensors"
@@ -207,15 +211,19 @@ def fit_all(grid: tuple[int, int], folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # rows that are shared alone, as a study: members that are shared too see the same sums
-    "grid",
-    [pytest.param((2, 1), marks=pytest.mark.study), (1, 2), (2, 2)],
-    ids=["data", "chains", "both"],
+@pytest.mark.parametrize(  # tests/laws/test_rank_laws.py has grids of both
+    ("grid", "shared"),
+    [
+        ((2, 1), FEW),
+        ((1, 2), [("fisher", "mlp")]),  # whose sampled targets need whole rows
+        *(pytest.param(grid, SHARED, marks=pytest.mark.study) for grid in ((2, 1), (1, 2), (2, 2))),
+    ],
+    ids=["data", "chains", "every, data", "every, chains", "every, both"],
 )
-def test_ranks_together_equal_one_process(grid: tuple[int, int], tmp_path: Path) -> None:
+def test_ranks_together_equal_one_process(grid: tuple[int, int], shared: list[tuple[str, str]], tmp_path: Path) -> None:
     count = grid[0] * grid[1]
-    check(launch(fit_all, count, tmp_path, grid, tmp_path))
-    for kind, network in shared(grid):
+    check(launch(fit_all, count, tmp_path, grid, tmp_path, shared))
+    for kind, network in shared:
         if kind == "fisher" and grid[0] > 1:
             continue  # rows on another rank draw other targets
         with unjudged():

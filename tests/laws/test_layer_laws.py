@@ -111,7 +111,7 @@ def test_law_of_methods(
 
 @pytest.mark.parametrize(
     "network",  # what is trained are the networks of `test_every_method_learns_on_every_network`
-    [pytest.param(n, marks=() if n in {"conv_batch_norm", "frozen"} else pytest.mark.study) for n in WITH_DROPOUT],
+    [pytest.param(n, marks=() if n == "frozen" else pytest.mark.study) for n in WITH_DROPOUT],
 )
 def test_it_learns_on_every_network(network: str) -> None:
     model, data = cases.model_of(network, torch.float32), cases.rows_of(network, torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ import torchbayes as tb
 from tests.covering import some_of
 from tests.laws.cases import (
     CLASSES,
+    COUPLED,
     METHODS,
     NETWORKS,
     VARIANTS,
@@ -46,10 +47,30 @@ Make = Callable[..., Method]
 STEPS = 3 * 3  # epochs times batches of an epoch
 SMALL = {"epochs": 3, "batch_size": 8, "plan": "loop"}
 
-methods = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
 chief = pytest.mark.parametrize("make", with_variants_as_studies(METHODS, VARIANTS))  # for the laws of many fits
-networks = pytest.mark.parametrize("network", NETWORKS)
-RESUMED = {*VARIANTS, "map_adam", "swag"}  # by the law of callbacks
+NAMES = [name for name in METHODS if name not in VARIANTS]
+
+
+def on_networks(further: int = 0, names: Sequence[str] = NAMES) -> pytest.MarkDecorator:
+    """Each of these methods on one network, in turn, or on one that comes some places later; on the others as a study.
+
+    Laws of one network share the whole fit. A method meets four of the networks in the laws of this file.
+    """
+    order = [*NETWORKS]
+    run = {name: order[(place + further) % len(order)] for place, name in enumerate(names)}
+    return pytest.mark.parametrize(
+        ("make", "network"),
+        [
+            pytest.param(
+                METHODS[name], net, id=f"{net}-{name}", marks=() if run.get(name) == net else pytest.mark.study
+            )
+            for name, net in itertools.product(METHODS, NETWORKS)
+        ],
+    )
+
+
+unjudged_fits = pytest.mark.usefixtures("unjudged_fits")
+RESUMED = {"map_sgd", "map_adam", "swag", "swag_diagonal", "snapshots", "flow_spline"}  # by the law of callbacks
 
 
 def fitted(make: Make, network: str = "mlp", directory: Path | None = None, **settings: Any) -> Posterior:
@@ -107,8 +128,8 @@ def keep_every(monkeypatch: pytest.MonkeyPatch, seconds_per_look: float) -> None
     monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0))
 
 
-@chief
-@networks
+@on_networks()
+@unjudged_fits
 def test_interrupted_and_resumed_equals_uninterrupted(
     make: Make, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,8 +149,8 @@ def test_interrupted_and_resumed_equals_uninterrupted(
         assert losses(tmp_path) == log
 
 
-# methods in turn: few and many checkpoints take one path through every method. The law above has resumed those that are
-# no variants; where a callback stops them, `map_adam` and `swag` stand for them.
+# Methods in turn: few and many checkpoints take one path through every method. The law above has resumed those that are
+# no variants, and a variant's state is that of another of its class, or of these.
 IN_TURN = [
     pytest.param(*case.values, id=f"{name}-{tick}", marks=case.marks if name in RESUMED else pytest.mark.study)
     for case, (name, tick) in zip(
@@ -139,6 +160,7 @@ IN_TURN = [
 
 
 @pytest.mark.parametrize(("make", "tick"), IN_TURN)
+@unjudged_fits
 def test_interrupted_in_a_callback(make: Make, tick: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, log = uninterrupted(make, "mlp")
     keep_every(monkeypatch, tick)
@@ -160,6 +182,7 @@ def test_interrupted_in_a_callback(make: Make, tick: float, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
+@unjudged_fits
 def test_resumed_in_float64_equals_uninterrupted(plan: str, tmp_path: Path) -> None:
     """Sums are rounded by the place of a tensor in memory, which widths like these show."""
     layers = (nn.Linear(24, 17), nn.GELU(), nn.Linear(17, 17), nn.GELU(), nn.Linear(17, 3))
@@ -172,9 +195,9 @@ def test_resumed_in_float64_equals_uninterrupted(plan: str, tmp_path: Path) -> N
     assert_same_tensors(resumed.tensors(), expected.tensors())
 
 
-@chief
-@networks
+@on_networks()
 @pytest.mark.parametrize("plans", [("loop", "vmap")])  # in turn, since they are compared with the same fits
+@unjudged_fits
 def test_members_together_equal_members_alone(make: Make, network: str, plans: tuple[str, ...]) -> None:
     """And those of methods whose members see each other do not."""
     if network == "dropout" or getattr(make(), "estimator", "weights") != "weights":
@@ -188,10 +211,11 @@ def test_members_together_equal_members_alone(make: Make, network: str, plans: t
         # kernels round the last elements of a vector unlike those in its middle, hence not to the last bit
         for pair in pairs:
             torch.testing.assert_close(*pair, rtol=1e-8, atol=1e-11)
+        first = next(iter(members_together(make, network, plan).values()))
+        assert not torch.equal(first[0], first[1])
 
 
-@chief
-@networks
+@on_networks(1)
 def test_step_is_pure_and_donating_changes_nothing(make: Make, network: str) -> None:
     method, model = make(members=2, **SMALL), model_of(network)
     source, seeds = as_source(model, rows_of(network), method.needs.batch_size or 1), member_seeds(3, 2)
@@ -218,7 +242,8 @@ def test_step_is_pure_and_donating_changes_nothing(make: Make, network: str) -> 
     torch.testing.assert_close(weights_MD, model.starting_weights(seeds)[0], rtol=0, atol=0)
 
 
-@methods
+@chief
+@unjudged_fits
 def test_pieces_by_hand_equal_fit(make: Make) -> None:
     """A loop of one's own over init, visit, step, draw and posterior is what fit does."""
     method, model = make(members=2, **SMALL), model_of()
@@ -232,8 +257,8 @@ def test_pieces_by_hand_equal_fit(make: Make) -> None:
     assert_same_tensors(everything(method.posterior(density, state, shelf)), uninterrupted(make, "mlp")[0])
 
 
-@chief
-@networks
+@on_networks(2, NAMES[::2])  # tests/methods has the descent of each
+@unjudged_fits
 def test_every_method_learns_on_every_network(make: Make, network: str) -> None:
     dtype = torch.float32
     model, data = model_of(network, dtype), rows_of(network, dtype)
@@ -246,8 +271,8 @@ def test_every_method_learns_on_every_network(make: Make, network: str) -> None:
     torch.testing.assert_close(evaluation.probs.sum(-1), torch.ones(24, dtype=dtype))
 
 
-@chief
-@networks
+# `test_nothing_is_drawn_without_a_purpose` reads the code of the others
+@on_networks(3, ("map_adam", "swag", "vi_by_layers", "repulsive_functions", "mnf"))
 def test_fit_touches_neither_module_nor_global_random_state(make: Make, network: str) -> None:
     module = made(network).train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -260,9 +285,9 @@ def test_fit_touches_neither_module_nor_global_random_state(make: Make, network:
     assert all(p.grad is None for p in module.parameters())
 
 
-@chief
+@pytest.mark.parametrize("make", with_variants_as_studies(METHODS, METHODS.keys() - {*COUPLED}))
 def test_same_seed_same_run_other_seed_other_run(make: Make) -> None:
-    """That the same seed gives the same run is also the law of pieces, above."""
+    """That the same seed gives the same run is also the law of pieces, above; others have members that differ by it."""
     first = uninterrupted(make, "mlp")[0]
     with unjudged():
         other = everything(tb.fit(model_of(), rows_of(), make(members=2, **SMALL), seed=8, callbacks=()))

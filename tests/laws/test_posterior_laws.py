@@ -52,7 +52,9 @@ def test_sampling_leaves_global_random_state_alone(make: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("network", ["mlp", "conv_batch_norm", "tied", "frozen"])
+@pytest.mark.parametrize(
+    "network", ["mlp", "conv_batch_norm", *(pytest.param(n, marks=pytest.mark.study) for n in ("tied", "frozen"))]
+)
 def test_a_saved_and_loaded_posterior_gives_the_same_functions(
     make: Make, dtype: torch.dtype, network: str, tmp_path: Path
 ) -> None:

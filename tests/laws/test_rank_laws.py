@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import torchbayes as tb
-from tests.laws import cases
 from tests.laws.cases import COUPLED, METHODS, everything, losses, model_of, rows_of, unjudged
 from tests.laws.test_last_layer_laws import vbll
 from tests.laws.test_method_laws import SMALL
@@ -31,13 +30,13 @@ from torchbayes.selection import length
 GRIDS = {"data": (2, 1), "chains": (1, 2), "both": (2, 2)}
 ALL = {**SAMPLERS, **METHODS, "vbll": vbll}
 SOME = ("hmc", "sghmc", "swag", "ivon_pairs")
-# what these do on ranks another of their family does too, by the same masses, forms or estimators
-VARIANTS = (
-    *("random_walk_dense", "elliptical_wide", "mala_prior", "mala_diagonal", "mala_layer", "mala_dense", "hmc_fixed"),
-    *("hmc_diagonal", "hmc_layer", "nuts_dense", "sgld_preconditioned", "sghmc_friction", "sghmc_preconditioned"),
-    *("random_walk", "sghmc_cyclical", "map_adam", "vi", "mclmc_dense", "underdamped"),
-    *(name for name in cases.VARIANTS if name in METHODS and name not in COUPLED),
+# one of each way to sum over rows: values with and without gradients, gradients at other weights and inputs, by layers,
+# at draws, of particles, of the last layer
+OWN = (
+    *("elliptical", "hmc", "sghmc", "swag", "map_adversarial", "map_sam", "ivon_pairs", "vi_by_layers", "mnf", "vbll"),
+    "repulsive_functions",
 )
+VARIANTS = tuple(name for name in ALL if name not in OWN)
 # float64 to rounding: an all-reduce adds in another order, and a chain of some dozen steps amplifies that a little
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-9}
 # steps without rejections take their size from the energy error, whose leading digits cancel: 1e-14 more of it in each
@@ -79,12 +78,11 @@ def fit_all(grid: tuple[int, int], folder: Path, names: tuple[str, ...]) -> None
 
 
 def shared(grid: tuple[int, int]) -> list[str]:
-    """The methods that share a grid: of rows and chains all, but for members that see each other and would be split.
+    """The methods that share a grid of rows, and those that share every grid.
 
-    These share a grid of rows alone, and one of each family shares every grid.
+    A method does not see that others have other members.
     """
-    own = [name for name in ALL if name not in VARIANTS]
-    return [name for name in own if (grid[1] == 1 if name in COUPLED else grid == (2, 2) or name in SOME)]
+    return [name for name in OWN if grid[1] == 1 or name in SOME]
 
 
 def rank_number(ranks: tb.Ranks) -> int:
@@ -92,7 +90,7 @@ def rank_number(ranks: tb.Ranks) -> int:
     return ranks.data_rank * ranks.chains + ranks.chain_rank
 
 
-LONGEST = 60  # steps of the first runs at most
+LONGEST = 30  # steps of the first runs at most
 
 
 def fit_around_modes(grid: tuple[int, int], folder: Path) -> None:
@@ -138,7 +136,12 @@ def fitted_alone(name: str) -> dict[str, Tensor]:
     return tensors(fitted(name))
 
 
-@pytest.fixture(scope="module", params=GRIDS.values(), ids=list(GRIDS))
+@pytest.fixture(  # members alone are shared in `test_a_run_goes_on_with_another_number_of_ranks` too
+    scope="module",
+    params=[
+        pytest.param(grid, id=name, marks=pytest.mark.study if name == "chains" else ()) for name, grid in GRIDS.items()
+    ],
+)
 def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[int, int], Path]:
     """The fits of methods on a grid of processes: the grid, and where they left what they got."""
     folder = tmp_path_factory.mktemp("ranks")
@@ -156,8 +159,13 @@ def test_ranks_together_equal_one_process(spread: tuple[tuple[int, int], Path]) 
 @pytest.mark.slow
 @pytest.mark.study  # others of their families, above, take the same path
 def test_variants_on_ranks_equal_one_process(tmp_path: Path) -> None:
-    check(launch(fit_all, 4, tmp_path, (2, 2), tmp_path, VARIANTS))
-    assert_ranks_found_the_same((2, 2), tmp_path, VARIANTS)
+    for grid, names in (
+        ((2, 1), tuple(name for name in VARIANTS if name in COUPLED)),  # which cannot be split
+        ((2, 2), tuple(name for name in ALL if name not in COUPLED)),
+    ):
+        folder = tmp_path / str(grid)
+        check(launch(fit_all, grid[0] * grid[1], folder, grid, folder, names))
+        assert_ranks_found_the_same(grid, folder, names)
 
 
 def assert_ranks_found_the_same(grid: tuple[int, int], folder: Path, names: tuple[str, ...]) -> None:
@@ -194,11 +202,12 @@ def test_ranks_leave_the_files_of_one_process(name: str, spread: tuple[tuple[int
 
 
 RESUMED = ("hmc", "sghmc_cyclical", "map_adam")
+TOGETHER = COUPLED[:1]  # whose states are alike
 
 
 def resumed(grid: tuple[int, int] | None) -> list[str]:
     """Some methods that a grid can share."""
-    return [*RESUMED, *(COUPLED if grid is None or grid[1] == 1 else ())]
+    return [*RESUMED, *(TOGETHER if grid is None or grid[1] == 1 else ())]
 
 
 STOPS = {"hmc": (6, 8), "sghmc_cyclical": (4, 8)}  # behind burn-in

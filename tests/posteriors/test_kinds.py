@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torchbayes.posteriors.posterior import KINDS
 ROOT = Path(tb.__file__).parent
 KNOWN = {kind.__name__ for kind in (*KINDS.values(), *classes().values(), Sampler, Stochastic)} - {"Gaussian"}
 OWN = {"posteriors", "methods", "experiments"}
+WORDS = re.compile("isinstance|issubclass"), re.compile("|".join([*KNOWN, "Gaussian"]))
 
 
 def asked_for_class(source: str) -> Iterator[str]:
@@ -41,6 +43,8 @@ def test_it_is_found() -> None:
 
 def test_general_code_does_not_ask_for_a_class() -> None:
     files = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in OWN]
-    found = {f"{path.relative_to(ROOT)}: {text}" for path in files for text in asked_for_class(path.read_text())}
+    texts = {path: path.read_text() for path in files}  # those without the words are not parsed, which takes long
+    asking = {path: text for path, text in texts.items() if WORDS[0].search(text) and WORDS[1].search(text)}
+    found = {f"{path.relative_to(ROOT)}: {each}" for path, text in asking.items() for each in asked_for_class(text)}
     assert len(files) > 100
     assert found == set()

@@ -21,7 +21,10 @@ FEATURES = 4
 SHORT: dict[str, Any] = {"chains": 2, "steps": 240, "burn_in": 160, "thin": 20, "batch_size": 16}
 TINY: dict[str, Any] = {"chains": 2, "steps": 12, "burn_in": 8, "thin": 2, "batch_size": 16}
 METHODS = [tb.SGHMC(**SHORT), tb.SGLD(**SHORT), tb.SGNHT(**SHORT)]
-pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning"),
+    pytest.mark.usefixtures("unjudged_fits"),
+]
 
 
 def net() -> nn.Module:
@@ -113,9 +116,9 @@ def test_a_given_prior_is_not_to_be_chosen() -> None:
 
 
 def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, method = table(60, seed=1, noise=0.8), tb.SGHMC(**{**SHORT, "steps": 130, "burn_in": 100, "thin": 10})
-    half = {"validation": 0.5}
-    whole = fit(data, method, directory=tmp_path / "whole", **half)
+    data, method = table(60, noise=0.8), tb.SGHMC(**{**SHORT, "steps": 130, "burn_in": 100, "thin": 10})
+    held_out = {"validation": table(40, seed=1, noise=0.8)}
+    whole = fit(data, method, directory=tmp_path / "whole", **held_out)
     scale = config(tmp_path / "whole")["chosen"]["prior_scale"]
     assert scale < 1
     loaded: Any = tb.load(tmp_path / "whole" / "posterior.safetensors", model())
@@ -125,11 +128,11 @@ def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatc
     with pytest.raises(ValueError, match="another model: its prior of weights"):
         tb.load(tmp_path / "whole" / "posterior.safetensors", model(tb.priors.Normal()))
     stop = [lambda event: event.step >= 110]
-    tb.fit(model(), data, method, directory=tmp_path / "cut", callbacks=stop, validation=0.5)
+    tb.fit(model(), data, method, directory=tmp_path / "cut", callbacks=stop, **held_out)
     monkeypatch.setattr(choose, "choose_scale", None)  # a second search would raise
-    again = fit(data, method, directory=tmp_path / "cut", resume=True, **half)
+    again = fit(data, method, directory=tmp_path / "cut", resume=True, **held_out)
     assert torch.equal(again.weights_MSD, whole.weights_MSD)
-    longer = fit(data, method, directory=tmp_path / "cut", resume=True, steps=140, **half)
+    longer = fit(data, method, directory=tmp_path / "cut", resume=True, steps=140, **held_out)
     assert torch.equal(longer.weights_MSD[:, : whole.weights_MSD.shape[1]], whole.weights_MSD)
     assert torch.equal(longer.model.prior.stds(), whole.model.prior.stds())
 

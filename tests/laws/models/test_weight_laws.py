@@ -18,7 +18,7 @@ from torchbayes.geometry import learning
 from torchbayes.geometry.networks import num_observations, place_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-SHORT = tb.HMC(chains=2, steps=12, burn_in=0, thin=1, mass="unit", step_size=0.02, trajectory=0.1)
+SHORT = tb.HMC(chains=2, steps=6, burn_in=0, thin=1, mass="unit", step_size=0.02, trajectory=0.1)
 
 
 def numbers(found: Any) -> Tensor:
@@ -86,12 +86,12 @@ OF_PLACES: dict[str, Callable[[tb.Model, Any, Tensor], Any]] = {
 }
 EVIDENCES: dict[str, Callable[[tb.Model, Any], evidence.Evidence]] = {
     "annealed importance sampling": lambda model, data: evidence.annealed_importance_sampling(
-        model, data, particles=4, temperatures=4, leapfrogs=2, seed=1
+        model, data, particles=2, temperatures=3, leapfrogs=1, seed=1
     ),
     "thermodynamic integration": lambda model, data: evidence.thermodynamic_integration(
-        model, data, chains=2, steps=30, temperatures=3, leapfrogs=2, seed=1
+        model, data, chains=2, steps=30, temperatures=3, leapfrogs=1, seed=1
     ),
-    "prior monte carlo": lambda model, data: evidence.prior_monte_carlo(model, data, draws=200, seed=1),
+    "prior monte carlo": lambda model, data: evidence.prior_monte_carlo(model, data, draws=40, seed=1),
 }
 
 
@@ -102,8 +102,8 @@ def test_the_evidence_is_that_of_repeated_rows(estimate: str) -> None:
 
 
 SAID = ["both weights", "classes", "gaussian, learned", "ignored rows", "binary shares"]
-# each function with two ways to say it: it sees rows and their weights, not how these were said
-IN_TURN = [(function, SAID[p]) for n, function in enumerate(OF_PLACES) for p in (0, 1 + n % 4)]
+# each function with one way to say it, or two: it sees rows and their weights, not how these were said
+IN_TURN = [(function, SAID[p]) for n, function in enumerate(OF_PLACES) for p in ((0,) if n % 3 else (0, 1 + n % 4))]
 
 
 @pytest.mark.parametrize(("function", "name"), with_studies(IN_TURN, OF_PLACES, SAID))

@@ -29,7 +29,11 @@ from tests.posteriors.layers.layer_networks import (
 from torchbayes.model.dropout import DropoutError
 from torchbayes.posteriors.layers.dropout import folds
 
-networks = pytest.mark.parametrize("name", WITH_DROPOUT)
+# these are nearly the network of another: with weights, with positions first, with one layer twice
+ALIKE = {"attention_weights", "encoder", "shared"}
+networks = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.study if name in ALIKE else ()) for name in WITH_DROPOUT]
+)
 
 
 def posterior_of(net: nn.Module, **settings: object) -> tb.DropoutPosterior:
@@ -88,7 +92,7 @@ def test_linear_model_has_the_mean_and_covariance_of_the_closed_form(rate: float
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_draws_are_all_masks_of_a_small_network_in_their_proportions(wrapped: bool) -> None:
-    rates, draws = [0.3, 0.3, 0.3, 0.6, 0.6], 2000
+    rates, draws = [0.3, 0.3, 0.3, 0.6, 0.6], 800 if wrapped else 2000  # of wrapped layers each takes a pass
     inner = made(
         lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.3), nn.Tanh(), nn.Linear(3, 2), nn.ReLU(), nn.Dropout(0.6),
                               nn.Linear(2, 1))

@@ -98,7 +98,8 @@ def test_every_posterior_gives_what_predict_gives(kind: str, network: str) -> No
     assert_predicts(module, prediction, inputs, OF_CLASSES)
 
 
-@pytest.mark.parametrize("name", NETS)
+# graphs of the dense network are below
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.study if n == "dense" else ()) for n in NETS])
 def test_it_is_exported_with_a_dynamic_batch(name: str) -> None:
     posterior, module, inputs = averaged(name)
     exported = torch.export.export(module, (inputs(ROWS),), dynamic_shapes=({0: torch.export.Dim("rows", min=1)},))
@@ -123,8 +124,10 @@ def test_an_exported_module_stands_alone(tmp_path: Path) -> None:
     assert_close(torch.load(tmp_path / "probs.pt"), module(inputs(ROWS))["probs"])
 
 
-# of the dense network the others have every layer
-@pytest.mark.parametrize("name", [pytest.param("dense", marks=pytest.mark.study), "convolutional", "transformer"])
+# what is traced of a network with attention is its graph of `test_it_is_exported_with_a_dynamic_batch`
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.study if n != "convolutional" else ()) for n in NETS]
+)
 def test_it_is_compiled(name: str) -> None:
     posterior, module, inputs = averaged(name)
     compiled = torch.compile(module, backend="eager", fullgraph=True)
@@ -132,11 +135,11 @@ def test_it_is_compiled(name: str) -> None:
     assert_predicts(compiled, prediction, inputs(ROWS), OF_CLASSES)
 
 
-# `test_averages_of_numbers_go_to_onnx` takes the dense network there, and graphs of the convolutional one are exported
-# above.
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(n, marks=pytest.mark.study) for n in ("dense", "convolutional")), "transformer"]
-)
+# `test_averages_of_numbers_go_to_onnx` takes the dense network there, and `test_it_is_exported_with_a_dynamic_batch`
+# pins the graphs of all three.
+@pytest.mark.slow
+@pytest.mark.study
+@pytest.mark.parametrize("name", NETS)
 @pytest.mark.filterwarnings("ignore")
 def test_it_goes_to_onnx(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
@@ -178,10 +181,9 @@ def test_every_likelihood(likelihood: Any, outputs: int, names: list[str], level
 
 
 # The modules that are exported are those above, and the graphs of four are seen below, one with quantiles of normals.
-# One has quantiles of counts, one is a distribution that the user made.
+# One here is a distribution that the user made.
 EXPORTED = [
-    pytest.param(*case, marks=() if place in {4, 9} else pytest.mark.study)
-    for place, case in enumerate(EVERY_LIKELIHOOD)
+    pytest.param(*case, marks=() if place == 9 else pytest.mark.study) for place, case in enumerate(EVERY_LIKELIHOOD)
 ]
 
 
