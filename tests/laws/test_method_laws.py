@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,13 +51,13 @@ chief = pytest.mark.parametrize("make", with_variants_as_studies(METHODS, VARIAN
 NAMES = [name for name in METHODS if name not in VARIANTS]
 
 
-def on_networks(further: int = 0, names: Sequence[str] = NAMES) -> pytest.MarkDecorator:
-    """Each of these methods on one network, in turn, or on one that comes some places later; on the others as a study.
+def on_networks(further: int = 0) -> pytest.MarkDecorator:
+    """Each method on one network, in turn, or on one that comes some places later; on the others as a study.
 
     Laws of one network share the whole fit. A method meets four of the networks in the laws of this file.
     """
     order = [*NETWORKS]
-    run = {name: order[(place + further) % len(order)] for place, name in enumerate(names)}
+    run = {name: order[(place + further) % len(order)] for place, name in enumerate(NAMES)}
     return pytest.mark.parametrize(
         ("make", "network"),
         [
@@ -257,7 +257,7 @@ def test_pieces_by_hand_equal_fit(make: Make) -> None:
     assert_same_tensors(everything(method.posterior(density, state, shelf)), uninterrupted(make, "mlp")[0])
 
 
-@on_networks(2, NAMES[::2])  # tests/methods has the descent of each
+@on_networks(2)
 @unjudged_fits
 def test_every_method_learns_on_every_network(make: Make, network: str) -> None:
     dtype = torch.float32
@@ -271,8 +271,7 @@ def test_every_method_learns_on_every_network(make: Make, network: str) -> None:
     torch.testing.assert_close(evaluation.probs.sum(-1), torch.ones(24, dtype=dtype))
 
 
-# `test_nothing_is_drawn_without_a_purpose` reads the code of the others
-@on_networks(3, ("map_adam", "swag", "vi_by_layers", "repulsive_functions", "mnf"))
+@on_networks(3)
 def test_fit_touches_neither_module_nor_global_random_state(make: Make, network: str) -> None:
     module = made(network).train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}

@@ -209,8 +209,7 @@ SHORTEST = {"steps": 14, "burn_in": 10}
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a burn-in too short for a mass
-# `test_nothing_is_drawn_without_a_purpose` reads the code of the others
-@pytest.mark.parametrize("make", with_variants_as_studies(SAMPLERS, SAMPLERS.keys() - {"hmc", "sgld", "smile"}))
+@chief
 def test_fit_touches_neither_module_nor_global_random_state(make: Make) -> None:
     module = made("dropout").train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -221,7 +220,7 @@ def test_fit_touches_neither_module_nor_global_random_state(make: Make) -> None:
     assert all(part.training for part in module.modules())
 
 
-@pytest.mark.parametrize("make", with_variants_as_studies(SAMPLERS, {*VARIANTS, *CHIEF[1::2]}))
+@chief
 @unjudged_fits
 def test_single_precision_stays_single(make: Make, tmp_path: Path) -> None:
     model, data = model_of("mlp", torch.float32), rows_of("mlp", torch.float32)
