@@ -100,9 +100,7 @@ def test_unlike_powers_have_the_value_of_finite_n(num_data, exact):
     assert abs(found.value - exact) < 0.05 * exact
 
 
-# `test_the_usual_sampler_is_exact_where_data_are_few` pins the settings
 @pytest.mark.slow
-@pytest.mark.study
 def test_a_narrow_valley_has_the_value_of_finite_n():
     """x² y⁴ at 0 with γ = 1 and the settings of the default: steps that acceptance alone adapts miss the valley.
 
