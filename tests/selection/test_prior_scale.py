@@ -117,7 +117,7 @@ def test_a_given_prior_is_not_to_be_chosen() -> None:
 
 def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, method = table(60, noise=0.8), tb.SGHMC(**{**SHORT, "steps": 130, "burn_in": 100, "thin": 10})
-    held_out = {"validation": table(40, seed=1, noise=0.8)}
+    held_out: dict[str, Any] = {"validation": table(40, seed=1, noise=0.8)}
     whole = fit(data, method, directory=tmp_path / "whole", **held_out)
     scale = config(tmp_path / "whole")["chosen"]["prior_scale"]
     assert scale < 1
