@@ -7,7 +7,8 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip install --disable-pip-version-check --no-compile --constraint constraints.txt
 # pip would compile what it installs on a single core; a file that does not compile is a template of some package.
-COMPILED = @$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
+COMPILED = @find $(VENV)/lib -name '*.py' ! -path '*/tests/*' $(1) -print0 | \
+    xargs -0 -r -n 200 -P $(WORKERS) $(BIN)/python -m compileall -qq || true
 # Every process that the tests start would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 TESTS  = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
@@ -99,5 +100,5 @@ $(VENV)/.package: pyproject.toml experiments/pyproject.toml constraints.txt
 
 $(VENV)/.%: $(VENV)/.package
 	$(PIP) --quiet --group $*
-	$(COMPILED)
+	$(call COMPILED,-cnewer $(VENV)/.package)
 	@touch $@

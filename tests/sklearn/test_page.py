@@ -178,7 +178,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "500 columns" else []) for name in TABLES]
+    "name", [pytest.param(name, marks=[pytest.mark.study] if name == "500 columns" else []) for name in TABLES]
 )
 def test_every_table_has_a_page(name):
     rows, settings = TABLES[name]
