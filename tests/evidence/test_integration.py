@@ -94,7 +94,7 @@ def test_monte_carlo_error_of_variances():
 
 
 @pytest.mark.slow
-# annealing and draws of the prior take every one of these targets; `test_details` has the exact evidence of the linear one
+# annealing and draws of the prior take every one of these targets; `test_details` has the linear one, exactly
 @pytest.mark.study
 @pytest.mark.parametrize("name", ["bimodal", "linear", "tanh", "logistic", "skewed"])
 @pytest.mark.filterwarnings("ignore:chains at inverse temperature")
