@@ -6,8 +6,8 @@ import os
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
-# What takes every process seconds to import.
-LOADED = ["pytest", "torch.distributed", "torchbayes", "torchbayes.cli"]
+# What takes every process seconds to import; `torch._dynamo` comes with the first gradient of a row.
+LOADED = ["pytest", "torch.distributed", "torch._dynamo", "torchbayes", "torchbayes.cli"]
 
 
 class _Process(ForkServerProcess):

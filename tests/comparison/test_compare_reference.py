@@ -214,10 +214,10 @@ def test_distances_of_known_normals():
 
 def test_distances_do_not_depend_on_how_rows_are_split(sine, monkeypatch):
     _, found = sine
-    functions, inputs = {name: o.functions for name, o in found.outcomes.items()}, found.setup.data.test.inputs[::4]
+    functions, inputs = {name: o.functions for name, o in found.outcomes.items()}, found.setup.data.test.inputs[::8]
     monkeypatch.setattr(compare_fidelity, "SAMPLES", 4000)
     whole = distances(functions, "hmc", inputs, chains=3, scale=1.0, seed=0)
-    monkeypatch.setattr(compare_fidelity, "_ROWS", 16)
+    monkeypatch.setattr(compare_fidelity, "_ROWS", 8)
     parts = distances(functions, "hmc", inputs, chains=3, scale=1.0, seed=0)
     for name, of_method in whole.items():
         for one, other in zip(of_method, parts[name], strict=True):
@@ -408,6 +408,8 @@ def test_chains_too_short_to_judge_are_not_judged(tmp_path):
     assert quality(setup, posterior, tmp_path / "run") is None
 
 
+# `test_an_interrupted_comparison_goes_on_where_it_was` resumes fits, and the laws of samplers a run of HMC
+@pytest.mark.study
 @pytest.mark.usefixtures("no_pictures")
 def test_an_interrupted_reference_goes_on_where_it_was(sine, tmp_path):
     home, _ = sine

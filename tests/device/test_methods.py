@@ -47,13 +47,18 @@ EVERY: dict[str, Make] = {
 STATES = ("map_sam", "swag", "svgd", "ivon_pairs", "vi_low_rank", "mnf", "fge", "bsam", "vbll", "hmc_dense",
           "elliptical", "sghmc_preconditioned", "laplace_kronecker")  # fmt: skip
 # which hold tensors and numbers as the states of others do
-OTHER_STATES = ("map_sam", "svgd", "ivon_pairs", "vi_low_rank", "fge", "bsam", "vbll", "elliptical")
+OTHER_STATES = (
+    *("map_sam", "svgd", "ivon_pairs", "vi_low_rank", "fge", "bsam", "vbll", "mnf"),
+    "hmc_dense",  # whose files on a CPU are those of `test_interrupted_and_resumed_equals_uninterrupted_at_any_length`
+)
 KINDS_OF_METHOD = {type(make()): name for name, make in reversed(EVERY.items())}  # the first of each class
 # others of their class run here; `test_steps_on_minibatches_never_wait` sees that their steps mix no devices
 SELDOM = {"hmc", "ivon", "map_sgd", "swa", "fge_sam", "vi", "sghmc", "laplace_diagonal"}
 SELDOM |= {"underdamped", "mams"}  # whose walk and adaptation are those of `mclmc`
+# steps of these are seen there, and of trees in `test_metropolis_waits_a_few_times_an_iteration_whatever_its_length`
+SELDOM |= {"smile", "bsam", "ivon_pairs", "vi_by_layers", "nuts"}
 SELDOM |= {"mala", "random_walk", "sgld", "sgnht", "fge", "flow_planar", "repulsive_weights"}
-OFTEN = {*STATES, *KINDS_OF_METHOD.values(), "vi_by_layers", "laplace_low_rank"} - SELDOM
+OFTEN = {*STATES, *KINDS_OF_METHOD.values(), "laplace_low_rank"} - SELDOM
 every = pytest.mark.parametrize(
     "make",
     [pytest.param(make, id=name, marks=() if name in OFTEN else pytest.mark.study) for name, make in EVERY.items()],

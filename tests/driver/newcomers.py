@@ -146,7 +146,7 @@ class Stretch(Defaults):
     x' = y + z (x − y) for y of the other half, z ∝ 1/√z on [1/2, 2], accepted with min(1, z^(D−1) p(x')/p(x))
     """
 
-    chains: int = 8
+    chains: int = 4
     steps: int = 40
     burn_in: int = 10
     plan = "loop"

@@ -47,7 +47,7 @@ def resume_slowly(directory: Path, said: Path) -> None:
     """Resume in a process of its own, and leave what it says on its standard error."""
     with said.open("w") as file, redirect_stderr(file):
         try:
-            run_slowly("sghmc", directory, pause=0.005)
+            run_slowly("sghmc", directory, pause=0.003)
         except BaseException:
             traceback.print_exc()
             raise

@@ -82,7 +82,7 @@ def test_killed_within_a_step_and_resumed_equals_uninterrupted(name: str, tmp_pa
     method, whole, directory = KILLED[name], tmp_path / "whole", tmp_path / "run"
     expected, chance, cut = run(method, whole), random.Random(name), 0
     for _ in range(2):
-        _kill(name, directory, after=chance.uniform(0.1, 0.9))
+        _kill(name, directory, after=chance.uniform(0.1, 0.5))
         cut += 0 < step_of(directory) < method.steps
         if (directory / "draws.bin").exists():
             with (directory / "draws.bin").open("ab") as file:  # a draw that was being written

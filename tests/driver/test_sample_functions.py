@@ -14,7 +14,7 @@ from torchbayes.density.dynamics import FunctionDensity
 from torchbayes.density.functions import density_of, density_of_named
 from torchbayes.driver import progress
 
-METHOD = tb.NUTS(2, 24, 20)
+METHOD = tb.NUTS(2, 24, 20, max_doublings=2)
 START = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3)
 A = torch.tensor([[2.0, 0.5, 0.0], [0.5, 1.0, 0.2], [0.0, 0.2, 1.5]], dtype=torch.float64)
 
@@ -265,8 +265,8 @@ def test_ctrl_c_within_a_step_loses_that_step_alone():
 @pytest.mark.parametrize(
     ("kind", "burn_in", "settings", "said"),
     [
-        (tb.NUTS, 19, {}, True),
-        (tb.NUTS, 20, {}, False),
+        (tb.NUTS, 19, {"max_doublings": 2}, True),
+        (tb.NUTS, 20, {"max_doublings": 2}, False),
         pytest.param(tb.NUTS, 19, {"mass": "unit"}, False, marks=pytest.mark.study),
         (tb.HMC, 19, {"trajectory": 1.0}, False),
         (tb.HMC, 19, {"mass": "diagonal"}, True),

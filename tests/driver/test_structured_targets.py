@@ -201,6 +201,6 @@ def test_evidence_is_the_integral():
     rows = model.unpack(data)
     density_G = tb.LogDensity(model, N, rows, plan="vmap")(grid_GD).log_density
     exact = float(torch.logsumexp(density_G, 0) + 2 * (axis[1] - axis[0]).log())
-    found = prior_monte_carlo(model, data, draws=1500, seed=1)
+    found = prior_monte_carlo(model, data, draws=700, seed=1)
     assert abs(found.log_evidence - exact) < 5 * found.error
     assert found.error < 0.2

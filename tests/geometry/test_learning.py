@@ -79,7 +79,7 @@ def test_a_power_2k_has_a_2k_th(power):
 
 
 @pytest.mark.slow
-@pytest.mark.study  # reduced rank, below, has such parameters too
+@pytest.mark.study  # the product of two weights, below, has such parameters too
 @pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.3559), (10**4, 0.3883), (10**6, 0.4240)])
 def test_two_redundant_parameters_have_the_value_of_finite_n(num_data, exact):
     start = torch.zeros(2, dtype=torch.float64)
@@ -90,7 +90,7 @@ def test_two_redundant_parameters_have_the_value_of_finite_n(num_data, exact):
 
 
 @pytest.mark.slow
-@pytest.mark.study  # reduced rank, below, has the value of finite n too
+@pytest.mark.study  # the narrow valley, below, has such powers and the value of finite n too
 @pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.2090), (10**4, 0.2267), (10**6, 0.2423)])
 def test_unlike_powers_have_the_value_of_finite_n(num_data, exact):
     start = torch.zeros(2, dtype=torch.float64)
@@ -195,9 +195,10 @@ def test_the_quadrature_has_the_limit_of_aoyagi_and_watanabe(columns, inner, lim
     assert reduced_rank_exactly(1e16, columns, inner) == pytest.approx(limit, rel=0.01)
 
 
+# the network of two weights, below, is that of one column and one between, and the narrow valley has a finite n
 @pytest.mark.slow
-# the network of two weights, below, is that of one column and one between
-@pytest.mark.parametrize(("columns", "inner"), [pytest.param(1, 1, marks=pytest.mark.study), (3, 2)])
+@pytest.mark.study
+@pytest.mark.parametrize(("columns", "inner"), [(1, 1), (3, 2)])
 def test_reduced_rank_regression_has_the_value_of_finite_n(columns, inner):
     start = torch.zeros(inner * (columns + 1), dtype=torch.float64)
     # The arms of the cross a b = 0 are narrow at their ends; larger steps, chosen by acceptance enter them too rarely.

@@ -344,7 +344,7 @@ def test_a_run_that_is_resumed_is_judged_as_a_whole(tmp_path: Path):
 
 def test_a_short_fit_and_one_that_is_fine_say_nothing(tmp_path: Path):
     model, data = problem_of_fit()
-    for method in (tb.HMC(2, 12, 4, plan="loop"), tb.HMC(2, 140, 35, max_leapfrogs=8, plan="loop")):
+    for method in (tb.HMC(2, 12, 4, plan="loop"), tb.HMC(2, 140, 35, max_leapfrogs=4, plan="loop")):
         assert tb.fit(model, data, method, callbacks=()).problems == ()
     tb.fit(model, data, tb.SGLD(2, 40, 10, step_size=1e-3, batch_size=4, thin=1), directory=tmp_path, callbacks=())
     assert tb.load(tmp_path / "posterior.safetensors", model).problems == ()

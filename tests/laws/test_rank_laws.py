@@ -29,7 +29,7 @@ from torchbayes.selection import length
 
 GRIDS = {"data": (2, 1), "chains": (1, 2), "both": (2, 2)}
 ALL = {**SAMPLERS, **METHODS, "vbll": vbll}
-SOME = ("hmc", "sghmc", "swag", "ivon_pairs")
+SOME = ("hmc", "sghmc", "swag")
 # one of each way to sum over rows: values with and without gradients, gradients at other weights and inputs, by layers,
 # at draws, of particles, of the last layer
 OWN = (
@@ -299,10 +299,12 @@ def test_a_rank_that_stops_with_an_error_stops_the_others(tmp_path: Path) -> Non
 
 
 def disagree(folder: Path) -> None:
-    """One process changes its weights independently."""
+    """Ask for a grid of another size; then one process changes its weights independently."""
     del folder
     move = tb.HMC.step
     with tb.Ranks.grid(2, 1) as ranks:
+        with pytest.raises(ValueError, match="must be the number of processes, 2; got 2 times 2"):
+            tb.Ranks.grid(2, 2)
 
         def stepping(method: tb.HMC, density: Any, state: Any, batch: Any = None, *, donate: bool = False) -> Any:
             state, info = move(method, density, state, batch, donate=donate)
@@ -387,14 +389,3 @@ def test_a_grid_of_one_process_is_told_how_to_start(monkeypatch: pytest.MonkeyPa
     for data, chains in ((0, None), (None, 0), (-1, 1)):
         with pytest.raises(ValueError, match="must be a whole number of at least 1"):
             tb.Ranks.grid(data, chains)
-
-
-def wrong_grid(data: int, chains: int) -> None:
-    """Ask for a grid of another size."""
-    tb.Ranks.grid(data, chains)
-
-
-@pytest.mark.slow
-def test_a_grid_must_have_as_many_places_as_processes(tmp_path: Path) -> None:
-    for ended in launch(wrong_grid, 2, tmp_path, 2, 2):
-        assert ended.error == "ValueError: `data` times `chains` must be the number of processes, 2; got 2 times 2."

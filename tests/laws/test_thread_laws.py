@@ -263,12 +263,13 @@ def test_fits_in_threads_are_those_of_their_seeds(name: str, network: str, small
     assert_alike(at_once(*(lambda seed=seed: ask(seed) for seed in range(THREADS))), wanted)
 
 
-PREDICTIONS: list[tuple[str, str, dict[str, Any]]] = [
-    ("MAP", "recurrent", {"members": 2}),
+# functions of one network and of several masks are asked in threads above, by `predict`
+PREDICTIONS: list[Any] = [
+    pytest.param("MAP", "recurrent", {"members": 2}, marks=pytest.mark.study),
     ("SWAG", "batch norm", {"rank": 2}),
     ("Laplace", "convolution", {}),
     ("Laplace", "attention", {"structure": "diagonal", "prior": "model", "check_mode": False}),
-    ("MCDropout", "attention with dropout", {}),
+    pytest.param("MCDropout", "attention with dropout", {}, marks=pytest.mark.study),
     ("MCBatchNorm", "batch norm", {}),
     ("VI", "noise", {}),
     ("SGHMC", "drop connect", {"steps": 8}),

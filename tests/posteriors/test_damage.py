@@ -197,7 +197,7 @@ def tally(cases: list[Case], each: int, folder: Path) -> tuple[Counter[str], lis
     return outcomes, wrong
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(600, marks=pytest.mark.study)])  # the first of these
+@pytest.mark.parametrize("count", [100, pytest.param(600, marks=pytest.mark.study)])  # the first of these
 def test_damaged_files_are_told_or_harmless(cases: list[Case], count: int, tmp_path: Path) -> None:
     outcomes, wrong = tally(cases, -(-count // len(cases)), tmp_path)
     print(outcomes)

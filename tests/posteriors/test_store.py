@@ -325,7 +325,7 @@ def write_on(folder: Path) -> None:
     file = DrawFile.create(folder, torch.zeros(4, 3000), {"w": (3000,)})
     for number in range(200):
         file.append(torch.full((4, 3000), float(number)))
-        time.sleep(0.005)
+        time.sleep(0.002)
 
 
 @pytest.mark.slow

@@ -95,7 +95,11 @@ EVIDENCES: dict[str, Callable[[tb.Model, Any], evidence.Evidence]] = {
 }
 
 
-@pytest.mark.parametrize("estimate", EVIDENCES)
+# the thermodynamic integral asks the same target as annealing does
+IN_RUN = [pytest.param(n, marks=pytest.mark.study if n.startswith("thermo") else ()) for n in EVIDENCES]
+
+
+@pytest.mark.parametrize("estimate", IN_RUN)
 def test_the_evidence_is_that_of_repeated_rows(estimate: str) -> None:
     one, other = (EVIDENCES[estimate](model, data).log_evidence for model, data in models("both weights"))
     assert one == pytest.approx(other, rel=1e-6)

@@ -68,7 +68,8 @@ class TimeFirst(nn.Module):
 # --- exact answers
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
+# `test_draws_are_all_masks_of_a_small_network_in_their_proportions` has other rates
+@pytest.mark.parametrize("rate", [0.5, *(pytest.param(rate, marks=pytest.mark.study) for rate in (0.05, 0.9))])
 def test_linear_model_has_the_mean_and_covariance_of_the_closed_form(rate: float) -> None:
     """f = W (z ∘ x)/k + b has mean W x + b and covariance (p/k) Σ_j x_j² W_j W_jᵀ."""
     draws = 4000
@@ -133,7 +134,12 @@ def test_predictive_is_that_of_gal_and_ghahramani() -> None:
     assert_close(prediction.variance, 1 / tau + f_SBK.var(0, correction=0))
 
 
-@networks
+# `test_a_draw_is_one_function_for_all_rows_and_batches` looks at the masks of these exactly; their kinds are here by
+# `functional`, `convolutional` and `lstm`
+FEW = ("functional", "stack", "convolutional", "lstm", "elements", "alpha")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.study) for n in WITH_DROPOUT])
 def test_rows_have_the_distribution_that_training_mode_gives_them(name: str) -> None:
     """The oracle is PyTorch: passes in training mode, which draws masks for each row; batch norms in evaluation."""
     draws = 1000 if name in IN_WEIGHTS else 300  # of the others each takes a pass of its own
