@@ -158,6 +158,7 @@ def test_the_rest_of_ready_made_batches_is_left_out() -> None:
     assert_close(means, expected.repeat(2, 1))
 
 
+@pytest.mark.study  # modes are sought as `test_curve.py::test_without_a_start_the_ends_are_trained` has them
 def test_without_a_start_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(length, "_LONGEST", 1)  # step: 50 epochs
     monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 60})  # of the usual length
