@@ -69,8 +69,8 @@ def test_it_is_sampled_above_the_threshold(classes: int, places: int) -> None:
 
 def test_a_low_rank_is_exact_for_any_number_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curvature_pass, "MOST_OUTPUTS", 4)
-    *settings_before, _ = CurvatureSettings.__init__.__defaults__ or ()
-    monkeypatch.setattr(CurvatureSettings.__init__, "__defaults__", (*settings_before, 4))  # of `most_outputs`
+    defaults = (CurvatureSettings.__init__.__defaults__ or ())[:-1]
+    monkeypatch.setattr(CurvatureSettings.__init__, "__defaults__", (*defaults, 4))  # of `most_outputs`
     settings = {"structure": "low_rank", "rank": 2, "passes": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -26,8 +26,8 @@ SAMPLERS: dict[str, Callable[[int], Sampler]] = {
     "hmc": lambda chains: tb.HMC(chains, 24, 12, step_size=0.5, trajectory=1.2, jitter=0.5),
     "hmc adapted": lambda chains: tb.HMC(chains, 24, 18, trajectory=1.2),
     "nuts": lambda chains: tb.NUTS(chains, 14, 10, step_size=0.4, mass="unit", max_doublings=4),
-    "mala": lambda chains: tb.MALA(chains, 24, 12),
-    "random walk": lambda chains: tb.RandomWalk(chains, 24, 12, step_size=1.5),
+    "mala": lambda chains: tb.MALA(chains, 40, 20),
+    "random walk": lambda chains: tb.RandomWalk(chains, 40, 20, step_size=1.5),
     "mams": lambda chains: tb.MAMS(chains, 24, 12, step_size=1.0, trajectory=2.0, mass="unit", max_leapfrogs=4),
 }
 samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
