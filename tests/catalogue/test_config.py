@@ -108,9 +108,9 @@ def test_a_run_read_back_predicts_the_same(tmp_path, method):
 
 @pytest.mark.slow
 def test_batch_norm_of_a_run_read_back_is_recalibrated_on_the_same_rows(tmp_path):
-    problem = Problem("digits", "preresnet20", train_size=40)
+    problem = Problem("digits", "preresnet20", train_size=12)
     setup = problem.setup()
-    method = tb.SWAG(1, epochs=2, batch_size=20, burn_in=0.0, rank=2, optimizer=tb.SGD(0.01))
+    method = tb.SWAG(1, epochs=2, batch_size=12, burn_in=0.0, rank=2, optimizer=tb.SGD(0.01))
     posterior = fit_run(setup, method, tmp_path, callbacks=())
     _, loaded = load_run(tmp_path)
     inputs = setup.data.test.inputs[:10]

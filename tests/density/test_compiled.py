@@ -149,7 +149,7 @@ def test_replayed_evaluations_do_not_write_to_what_they_gave(monkeypatch: pytest
 
 
 def test_data_in_chunks_are_left_to_the_plain_integrator(quick: list[int]) -> None:
-    target = density(priors.Normal(0.8), chunk_size=7)
+    target = density(priors.Normal(0.8), chunk_size=10)
     target(normal(M, target.model.layout.size))
     quick.clear()
     go(target, target.leapfrog, [5, 5, 5], massive=False)

@@ -63,9 +63,9 @@ def test_it_is_reversible(make: Callable[[], Density], massive: bool):
     size = size_of(density)
     weights, momentum = normal(M, size), normal(M, size, seed=1)
     mass = normal(M, size, seed=2).exp() if massive else None
-    there = go(density, weights, momentum, step=0.03, steps=50, mass=mass)
+    there = go(density, weights, momentum, step=0.1, steps=8, mass=mass)
     assert (there.weights_MD - weights).abs().max() > 0.1
-    back = go(density, there.weights_MD, there.momentum_MD, step=-0.03, steps=50, mass=mass)
+    back = go(density, there.weights_MD, there.momentum_MD, step=-0.1, steps=8, mass=mass)
     assert_close(back.weights_MD, weights, rtol=0, atol=1e-10)
     assert_close(back.momentum_MD, momentum, rtol=0, atol=1e-10)
     assert_close(back.value.log_density, density(weights).log_density, rtol=1e-10)
@@ -77,10 +77,10 @@ def test_the_energy_error_has_order_two(make: Callable[[], Density]):
     size = size_of(density)
     weights, momentum = normal(M, size), normal(M, size, seed=1)
     before, errors = energy(density, weights, momentum), []
-    for halvings in range(4):
+    for halvings in range(1, 4):
         end = go(density, weights, momentum, step=0.1 / 2**halvings, steps=8 * 2**halvings)
         errors.append((energy(density, end.weights_MD, end.momentum_MD) - before).abs())
-    for coarse, fine in pairwise(errors[1:]):
+    for coarse, fine in pairwise(errors):
         assert_close(coarse / fine, torch.full((M,), 4.0), rtol=0.05)
 
 

@@ -164,7 +164,7 @@ def test_a_sampler_takes_the_prior_of_the_coordinates() -> None:
     likelihood = tb.likelihoods.Gaussian(NOISE)
     model = tb.Model(nn.Linear(FEATURES, 1).double(), likelihood, NORMAL, temperature=4.0, tempering="likelihood")
     space, (mean_R, covariance_RR) = tb.Subspace(model, ORIGIN, BASIS, prior_scale=0.6), of_coordinates(0.6, 4.0)
-    drawn: Any = tb.fit(model, data(), tb.EllipticalSlice(100, 40, 15, plan="vmap"), space=space, callbacks=())
+    drawn: Any = tb.fit(model, data(), tb.EllipticalSlice(100, 24, 9, plan="vmap"), space=space, callbacks=())
     centred = space.lift(drawn.inner.weights_MSD) - ORIGIN - mean_R @ BASIS
     expected = (BASIS.T @ covariance_RR @ BASIS).diagonal()
     for value, wanted in ((centred, 0.0), (centred.square(), expected)):
@@ -378,7 +378,7 @@ def test_batch_norm_and_dropout_train_as_they_do_outside() -> None:
     for network in ("conv_batch_norm", "dropout", "tied", "frozen"):
         model, rows = model_of(network), rows_of(network)
         space = tb.Subspace.random(model, model.network.weights(), 3)
-        found = tb.fit(model, rows, tb.MAP(2, epochs=3, batch_size=8), space=space, seed=1, callbacks=())
+        found = tb.fit(model, rows, tb.MAP(2, epochs=1, batch_size=12), space=space, seed=1, callbacks=())
         if network == "conv_batch_norm":
             assert found.buffers_M is not None
             assert found.buffers_M.keys() == model.network.buffers.keys()

@@ -78,7 +78,7 @@ def test_moments_of_one_hidden_layer_are_exact() -> None:
     layers, size = network(3, 20, 2)
     mean_D, variance_D, inputs = 0.5 * normal(size), 0.1 + 0.2 * normal(size, seed=1).square(), normal(4, 3, seed=2)
     mean, variance = outputs_of(layers, mean_D, variance_D, inputs_BI=inputs)
-    draws = 100_000
+    draws = 40_000
     outputs = run(layers, mean_D + variance_D.sqrt() * normal(draws, size, seed=3), inputs)
     assert ((outputs.mean(0) - mean) / (variance / draws).sqrt()).abs().max() < 4
     assert (outputs.var(0) / variance - 1).abs().max() < 0.03
@@ -89,7 +89,7 @@ def test_moments_of_two_hidden_layers_are_near() -> None:
     layers, size = network(3, 60, 60, 1)
     mean_D, variance_D, inputs = 0.15 * normal(size), torch.full((size,), 0.01).double(), normal(4, 3, seed=2)
     mean, variance = outputs_of(layers, mean_D, variance_D, inputs_BI=inputs)
-    outputs = run(layers, mean_D + variance_D.sqrt() * normal(10_000, size, seed=3), inputs)
+    outputs = run(layers, mean_D + variance_D.sqrt() * normal(2000, size, seed=3), inputs)
     assert ((outputs.mean(0) - mean) / outputs.std(0)).abs().max() < 0.1
     assert (outputs.var(0) / variance - 1).abs().max() < 0.25
 
@@ -165,9 +165,9 @@ CASES: dict[str, dict[str, Any]] = {
 @needs_kernel
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_kernel_equals_tensors(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two members, forty rows, and the refresh of the prior after them; to rounding, whatever was undone."""
+    """Two members, twelve rows, and the refresh of the prior after them; to rounding, whatever was undone."""
     layers, size = network(*case["widths"], bias=case.get("bias", True))
-    members, rows, outputs = 2, 40, case["widths"][-1]
+    members, rows, outputs = 2, 12, case["widths"][-1]
     inputs = normal(members, rows, case["widths"][0], seed=4)
     targets = case.get("far", 1.0) * (inputs[..., :1].sin() + 0.3 * normal(members, rows, outputs, seed=5))
     counts = normal(members, rows, seed=6).clamp_min(0) if case.get("counts") else None

@@ -213,7 +213,8 @@ def test_gradients_reach_every_weight(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp", "small_cnn", "resnet20_frn"])
+# the layers of a residual network are traced by `vmap`, above, and its sums have no branch
+@pytest.mark.parametrize("name", ["mlp", "small_cnn", pytest.param("resnet20_frn", marks=pytest.mark.study)])
 def test_one_graph_under_compile(name: str):
     net = networks.build(name, SMALL[name], 3).double()
     inputs = torch.randn(2, *SMALL[name], dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -115,7 +115,7 @@ def test_networks_without_batching_rules_and_with_dropout_are_matched():
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = tb.match_prior(tb.Model(Odd(), GAUSSIAN), normal(6, 3).float(), tb.LinearKernel(0.3, 0.3), steps=60)
+        found = tb.match_prior(tb.Model(Odd(), GAUSSIAN), normal(6, 3).float(), tb.LinearKernel(0.3, 0.3), steps=25)
     assert found.after < 0.3
 
 

@@ -171,11 +171,11 @@ def test_solutions_on_a_circle_are_joined_around_it(shape: Any, bends: int, wors
 def test_curves_together_equal_curves_alone(name: str, shape: Any):
     settings = {"shape": shape, "bends": 2}
     plan = "auto" if name == "dropout" else "loop"
-    together = everything(fitted(name, 3, **settings, plan=plan))
-    for m, seed in enumerate(member_seeds(7, 3)):
+    together = everything(fitted(name, 2, **settings, plan=plan))
+    for m, seed in enumerate(member_seeds(7, 2)):
         rows = slice(2 * m, 2 * m + 2)
         one = tb.Curve(**SMALL, **settings)
-        alone = tb.fit(model_of(name), rows_of(name), one, start=ends(name, 3)[rows], seed=seed, callbacks=())
+        alone = tb.fit(model_of(name), rows_of(name), one, start=ends(name, 2)[rows], seed=seed, callbacks=())
         for key, tensor in everything(alone).items():
             assert_close(together[key][m], tensor[0], rtol=1e-8, atol=1e-11)
 
@@ -232,7 +232,7 @@ def test_the_ends_stay_and_batch_norm_is_recalibrated_along_the_curve():
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # of so short a training
 def test_without_a_start_the_ends_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 60})  # of the usual length
+    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 20})  # of the usual length
     model, rows = model_of(), rows_of(rows=18)  # too few to hold some out for the length of the training
     method = tb.Curve(**{**SMALL, "plan": "auto", "epochs": 5}, members=2)
     found: Any = tb.fit(model, rows, method, callbacks=(), directory=tmp_path)
@@ -317,7 +317,7 @@ def line_of(first: Tensor, last: Tensor) -> tuple[tb.Model, tuple[Tensor, Tensor
 def test_a_barrier_along_a_curve_is_said_with_its_place():
     """On the chord of the circle |w| = 1 the slope is ½, on the circle 1: the loss rises by (1/2)² E[x²]/(2 · 0.25)."""
     model, (inputs, targets), start = line_of(*torch.eye(2).double())
-    method = tb.Curve(epochs=250, optimizer=tb.Adam(0.05))
+    method = tb.Curve(epochs=120, optimizer=tb.Adam(0.05))
     good: Any = tb.fit(model, (inputs, targets), method, start=start, callbacks=())
     assert not good.problems
     best = -0.5 * math.log(2 * math.pi * 0.25)

@@ -265,7 +265,7 @@ def test_classes_are_close_to_quadrature_and_closer_as_the_power_grows(likelihoo
 
 
 def test_orders_dampings_and_batches_have_one_fixed_point() -> None:
-    model, data = linear(tb.likelihoods.Probit()), (X[:6], Y[:6])
+    model, data = linear(tb.likelihoods.Probit()), (X[:4], Y[:4])
     expected = moments(fitted(model, data))
     for settings in ({"damping": 0.5, "batch_size": 4}, {"order": "sequential", "damping": 0.6}):
         found = moments(fitted(model, data, tolerance=1e-8, **settings))
@@ -571,8 +571,8 @@ def test_sweeps_that_do_not_suffice_and_sites_left_out_are_problems() -> None:
         with pytest.warns(ProblemWarning, match="after one sweep, in parallel or damped"):
             tb.fit(model, (X, Y), method, callbacks=())
     assert not tb.fit(linear(tb.likelihoods.Gaussian(1.0)), (X, X), tb.EP(sweeps=1), callbacks=()).problems
-    x, y = normal(30, 5, seed=4), normal(30, 1, seed=5)
-    y[::3] += 5 * normal(10, 1, seed=6)
+    x, y = normal(12, 5, seed=4), normal(12, 1, seed=5)
+    y[::3] += 5 * normal(4, 1, seed=6)
     with pytest.warns(ProblemWarning, match="sites were left as they were"):
         tb.fit(linear(tb.likelihoods.StudentT(1.0, 0.02), 5), (x, y), tb.EP(5e-1, "sequential", sweeps=3), callbacks=())
     nothing = linear(tb.likelihoods.Weighted(tb.likelihoods.Bernoulli()))
@@ -617,7 +617,7 @@ def test_a_likelihood_of_ones_own_with_one_or_two_outputs() -> None:
     exact = moments(fitted(linear(tb.likelihoods.Gaussian(0.3)), (X, y)))
     for one, other in zip(moments(fitted(linear(own), (X, y))), exact, strict=True):
         assert_close(one, other, rtol=1e-7)
-    both = fitted(linear(tb.likelihoods.HeteroscedasticGaussian(), outputs=2), (X[:4], y[:4]), tolerance=1e-3)
+    both = fitted(linear(tb.likelihoods.HeteroscedasticGaussian(), outputs=2), (X[:4], y[:4]), tolerance=1e-2)
     assert not both.problems
     assert math.isfinite(float(both.log_evidence()))
 

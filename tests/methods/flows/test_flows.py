@@ -354,7 +354,7 @@ def test_held_out_rows_choose_the_weight_of_the_divergence() -> None:
     inputs = normal(60, 2, dtype=torch.float32)
     data = (inputs, inputs.sum(1, keepdim=True))
     model = tb.Model(nn.Linear(2, 1), tb.likelihoods.Gaussian(1.0))
-    method = tb.NormalizingFlow(epochs=50, layers=2, optimizer=tb.Adam(0.03))
+    method = tb.NormalizingFlow(epochs=20, layers=2, optimizer=tb.Adam(0.03))
     found = tb.fit(model, data, method, callbacks=())
     assert isinstance(found, tb.FlowPosterior)
     assert is_open(tb.NormalizingFlow())

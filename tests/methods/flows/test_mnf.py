@@ -194,7 +194,7 @@ def test_layers_that_take_distributions_have_the_same_expectation_and_less_noise
     model, data = classifier(name)
     parameters = parameters_of(model, bend=0.2)
     found = {
-        way: objective(model, parameters, data, draws=1, estimator=way, seeds=range(200))[1]
+        way: objective(model, parameters, data, draws=1, estimator=way, seeds=range(80))[1]
         for way in ("weights", estimator)
     }
     error = torch.stack([part.var(0) / len(part) for part in found.values()]).sum(0).sqrt()
@@ -311,8 +311,8 @@ def test_images_with_a_class_for_each_pixel_and_a_learned_flow() -> None:
     images = normal(12, 1, 5, 5, dtype=torch.float32)
     labels = (images[:, 0] > 0).long()
     for method in (
-        tb.MNF(2, 40, hidden=4, kl_weight=0.1),
-        tb.NormalizingFlow("radial", 2, 40, layers=2, kl_weight=0.1),
+        tb.MNF(2, 20, hidden=4, kl_weight=0.1),
+        tb.NormalizingFlow("radial", 2, 20, layers=2, kl_weight=0.1),
     ):
         found = tb.fit(model, (images, labels), replace(method, optimizer=tb.Adam(0.15)), callbacks=())
         assert found.problems == ()

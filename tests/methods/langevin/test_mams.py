@@ -87,7 +87,7 @@ def test_a_skewed_target_is_left_as_it_is():
 def test_moments_of_a_logistic_regression_after_adaptation():
     target = logistic_regression()
     start = target.mean_D + 2 * normal(640, 3, seed=9) @ torch.linalg.cholesky(target.covariance_DD).T
-    run = tb.sample(target.density(), tb.MAMS(640, 130, 105), start, seed=1, callbacks=())
+    run = tb.sample(target.density(), tb.MAMS(640, 100, 80), start, seed=1, callbacks=())
     assert float(run.numbers["acceptance"].mean()) == pytest.approx(0.9, abs=0.06)
     assert_moments(run.weights_MSD, target)
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.curvature.discovery import LayerSupport
-from torchbayes.methods.laplace.curvature_pass import MOST_OUTPUTS
+from torchbayes.methods.laplace import curvature_pass
+from torchbayes.methods.laplace.curvature_pass import MOST_OUTPUTS, CurvatureSettings
 
 ROWS = 4
 
@@ -66,12 +67,16 @@ def test_it_is_sampled_above_the_threshold(classes: int, places: int) -> None:
         assert not same(found, fitted(classes, places, samples=2, curvature="ggn"))
 
 
-def test_a_low_rank_is_exact_for_any_number_of_outputs() -> None:
+def test_a_low_rank_is_exact_for_any_number_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curvature_pass, "MOST_OUTPUTS", 4)
+    defaults = (CurvatureSettings.__init__.__defaults__ or ())[:-1]
+    monkeypatch.setattr(CurvatureSettings.__init__, "__defaults__", (*defaults, 4))  # of `most_outputs`
     settings = {"structure": "low_rank", "rank": 2, "passes": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        exact = fitted(MOST_OUTPUTS + 1, **settings, curvature="ggn")
-        assert same(fitted(MOST_OUTPUTS + 1, **settings), exact)
+        assert same(fitted(5), fitted(5, curvature="fisher")), "four outputs are the most"
+        exact = fitted(5, **settings, curvature="ggn")
+        assert same(fitted(5, **settings), exact)
 
 
 def test_the_support_remembers_the_number_of_outputs() -> None:

@@ -118,8 +118,7 @@ def test_the_usual_length_is_50_epochs_or_2000_steps(steps_per_epoch: int, desce
         [
             ("kronecker", "conv_batch_norm", (11,)),
             ("dense", "mlp", (5,)),
-            ("ekfac", "mlp", (11, 14)),
-            ("diagonal", "tied", (11,)),
+            ("ekfac", "mlp", (14,)),
         ],
         STRUCTURES,
         ("mlp", "conv_batch_norm", "tied"),

@@ -30,7 +30,7 @@ def linear(prior: Any, **options: Any) -> tb.Model:
 
 
 def sampled(model: tb.Model, **settings: Any) -> Tensor:
-    method = tb.EllipticalSlice(400, 60, 20, plan="native", **settings)
+    method = tb.EllipticalSlice(400, 34, 14, plan="native", **settings)
     rows = (INPUTS, targets(1.5).targets_N.unsqueeze(1))
     posterior: Any = tb.fit(model, rows, method, callbacks=(), seed=3)
     return posterior.weights_MSD
@@ -89,11 +89,11 @@ def test_any_ellipse_gives_the_same_posterior(scale: float):
 
 
 def test_a_prior_that_is_not_normal_is_sampled_exactly():
-    weights_D = torch.linspace(-6, 6, 161, dtype=torch.float64)
+    weights_D = torch.linspace(-6, 6, 81, dtype=torch.float64)
     grid = torch.cartesian_prod(weights_D, weights_D)
     model = tb.Model(nn.Linear(1, 1).double(), tb.likelihoods.Gaussian(NOISE), tb.priors.Laplace(0.7))
     rows = (INPUTS[:6, :1], targets(1.5).targets_N[:6, None])
-    method = tb.EllipticalSlice(400, 40, 15, plan="vmap")
+    method = tb.EllipticalSlice(400, 22, 12, plan="vmap")
     posterior: Any = tb.fit(model, rows, method, callbacks=(), seed=3)
     found_MSD = posterior.weights_MSD
     log_G = tb.LogDensity(model, 6, tb.Batch(*rows), plan="vmap").value(grid).log_density
@@ -151,7 +151,7 @@ def test_points_where_the_density_is_not_finite_or_raises_are_outside():
             raise ValueError("too large")
         return torch.where(w_D[0] < -1, torch.nan, -0.5 * w_D.square().sum())
 
-    method = tb.EllipticalSlice(8, 220, 20, scale=1.0)
+    method = tb.EllipticalSlice(8, 110, 10, scale=1.0)
     chains = tb.sample(log_density, method, torch.zeros(8, 1).double(), callbacks=())
     draws = chains.weights_MSD
     assert draws.min() >= -1

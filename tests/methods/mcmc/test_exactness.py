@@ -257,7 +257,7 @@ def test_noise_of_minibatches_adds_what_their_variance_says():
 @cache
 def thermostat(step_size: float, noise: float = 0.0) -> float:
     """Mean square of the weights under SGNHT, whose law is N(0, 1) up to an error of order √ε."""
-    steps = int(30 / step_size**0.5)
+    steps = int(20 / step_size**0.5)
     method = tb.SGNHT(1, steps=3 * steps, burn_in=3 * steps // 2, thin=5, step_size=step_size, batch_size=None)
     density: Any = NoisyGradient(gaussian(), scale=noise) if noise else gaussian()
     return float(second_moment(tb.sample(density, method, normal(1, WIDE), seed=1))[0])
@@ -273,7 +273,7 @@ def test_the_thermostat_does_not_keep_what_the_first_descent_had():
     """A start ten deviations away gives 17 times the kinetic energy of the temperature."""
     scales = torch.tensor([1.0, 0.55, 0.32]).double()
     density = tb.FunctionDensity(lambda w: -0.5 * (w.double() / scales).square().sum(1))
-    method = tb.SGNHT(512, 700, 500, 10, step_size=0.01, batch_size=None)
+    method = tb.SGNHT(512, 500, 350, 10, step_size=0.01, batch_size=None)
     chains = tb.sample(density, method, normal(512, 3) + 10.0, seed=3)
     shares = chains.weights_MSD.double().flatten(0, 1).std(0) / scales
     assert ((shares - 1).abs() < 0.1).all()

@@ -23,12 +23,12 @@ from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sampler import Sampler
 
 SAMPLERS: dict[str, Callable[[int], Sampler]] = {
-    "hmc": lambda chains: tb.HMC(chains, 40, 20, step_size=0.5, trajectory=1.2, jitter=0.5),
-    "hmc adapted": lambda chains: tb.HMC(chains, 40, 30, trajectory=1.2),
-    "nuts": lambda chains: tb.NUTS(chains, 25, 20, step_size=0.4, mass="unit", max_doublings=4),
+    "hmc": lambda chains: tb.HMC(chains, 24, 12, step_size=0.5, trajectory=1.2, jitter=0.5),
+    "hmc adapted": lambda chains: tb.HMC(chains, 24, 18, trajectory=1.2),
+    "nuts": lambda chains: tb.NUTS(chains, 14, 10, step_size=0.4, mass="unit", max_doublings=4),
     "mala": lambda chains: tb.MALA(chains, 40, 20),
     "random walk": lambda chains: tb.RandomWalk(chains, 40, 20, step_size=1.5),
-    "mams": lambda chains: tb.MAMS(chains, 40, 20, step_size=1.0, trajectory=2.0, mass="unit", max_leapfrogs=4),
+    "mams": lambda chains: tb.MAMS(chains, 24, 12, step_size=1.0, trajectory=2.0, mass="unit", max_leapfrogs=4),
 }
 samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
 WALL = 0.3  # of the half space in which the target is
@@ -259,7 +259,7 @@ def regression() -> tuple[tb.Model, tuple[Tensor, Tensor], nn.Module]:
 @pytest.mark.parametrize("plan", [pytest.param("loop", marks=pytest.mark.study), "vmap"])
 def test_a_fit_goes_on_beside_weights_that_a_likelihood_refuses(plan: str, tmp_path: Path):
     model, data, start = regression()
-    method = tb.HMC(3, 60, 30, step_size=0.04, trajectory=0.12, plan=plan)
+    method = tb.HMC(3, 24, 12, step_size=0.04, trajectory=0.12, plan=plan)
     posterior = tb.fit(model, data, method, start=start, directory=tmp_path, callbacks=())
     assert isinstance(posterior, tb.Draws)
     views = model.layout.split(posterior.weights_MSD)
@@ -267,7 +267,7 @@ def test_a_fit_goes_on_beside_weights_that_a_likelihood_refuses(plan: str, tmp_p
     assert (slope[..., None] * data[0][:, 0] + shift[..., None] > 0).all()
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     failed = [record for record in records if sum(record["failed"])]
-    assert 0 < len(failed) < 60
+    assert 0 < len(failed) < 24
     assert all(record["fault"].startswith("ValueError: Expected parameter scale") for record in failed)
     assert not any("fault" in record for record in records if not sum(record["failed"]))
 

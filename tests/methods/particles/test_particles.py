@@ -207,7 +207,7 @@ def test_a_fit_under_a_linear_kernel_has_the_moments_of_the_posterior() -> None:
     mean_D, covariance_DD = LinearGaussian(inputs, targets, prior_scale=1.5, noise_scale=1.5).posterior()
     model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(1.5), tb.priors.Normal(1.5))
     method = tb.SVGD(
-        6, 800, kernel="linear", batch_size=24, optimizer=tb.SGD(lr=0.2, momentum=0.9), schedule=tb.Constant()
+        6, 500, kernel="linear", batch_size=24, optimizer=tb.SGD(lr=0.2, momentum=0.9), schedule=tb.Constant()
     )
     found = tb.fit(model, (inputs, targets.unsqueeze(1)), method, callbacks=()).tensors()["weights_MD"]
     assert_close(found.mean(0), mean_D, rtol=1e-6)

@@ -103,7 +103,7 @@ def test_members_together_are_members_one_after_the_other(drawn: int) -> None:
 
 
 def test_plans_of_whole_fits_agree() -> None:
-    settings: dict[str, Any] = {"members": 3, "epochs": 3, "batch_size": 6, "prior": "functions", "prior_draws": 4}
+    settings: dict[str, Any] = {"members": 2, "epochs": 2, "batch_size": 12, "prior": "functions", "prior_draws": 4}
     for network in ("conv_batch_norm", "tied"):
         data = rows_of(network)
         names: tuple[Any, ...] = ("loop", "vmap", "auto") if network == "tied" else ("loop", "vmap")
@@ -162,7 +162,7 @@ def test_members_repel_as_functions() -> None:
     inputs, targets = torch.linspace(-1, 1, 6).view(-1, 1), torch.zeros(6, 1)
     model = tb.Model(nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 1)), tb.likelihoods.Gaussian(1.0))
     spreads = []
-    for method in (tb.MAP(8, 150), tb.RepulsiveEnsemble(8, 150)):
+    for method in (tb.MAP(8, 60), tb.RepulsiveEnsemble(8, 60)):
         predictive = tb.predict(tb.fit(model, (inputs, targets), method, callbacks=()), inputs)
         spreads.append(float(predictive.outputs_SBK.std(0).mean()))
     assert spreads[1] > 3 * spreads[0]

@@ -150,7 +150,7 @@ def cubes() -> tuple[tb.Model, tuple[Tensor, Tensor]]:
 
 
 STARTS = torch.tensor([[1.0, 0.9], [2.5, -2.0], [0.8, 1.1]]).double()
-LENGTH: dict[str, Any] = {"steps": 160, "burn_in": 60, "thin": 10, "batch_size": 10, "plan": "loop"}
+LENGTH: dict[str, Any] = {"steps": 90, "burn_in": 40, "thin": 10, "batch_size": 10, "plan": "loop"}
 
 
 def fitted(make: Any, start: Tensor = STARTS, **options: Any) -> tb.Draws:
@@ -222,7 +222,7 @@ def test_a_chain_that_finds_no_step_ends_alone(make: Any):
         both = fitted(make, start)
     first = fitted(make, start[:1], seed=member_seeds(3, 2)[0])
     assert_close(both.weights_MSD[0], first.weights_MSD[0])
-    with pytest.raises(DivergedError, match=r"diverged at step 7 of 160.*each has gone back 7 times"):
+    with pytest.raises(DivergedError, match=r"diverged at step 7 of 90.*each has gone back 7 times"):
         fitted(make, start[1:])
 
 

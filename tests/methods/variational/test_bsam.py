@@ -182,7 +182,7 @@ def test_temperature_widens_and_other_priors_are_part_of_the_loss() -> None:
     assert spread == pytest.approx([1 / 48, 0.25 / 48], rel=1e-6)
     laplace = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Laplace(0.05))
     flat = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Flat())
-    found: list[Any] = [tb.fit(m, data, tb.BSAM(epochs=50, batch_size=6), callbacks=()) for m in (laplace, flat)]
+    found: list[Any] = [tb.fit(m, data, tb.BSAM(epochs=25, batch_size=6), callbacks=()) for m in (laplace, flat)]
     sizes = [float(posterior.mean_MD.norm()) for posterior in found]
     assert sizes[0] < 0.7 * sizes[1]
 
@@ -219,7 +219,7 @@ def test_data_that_are_not_finite_and_runs_that_diverge() -> None:
 
 def test_batch_norm_weights_of_rows_and_bfloat16() -> None:
     data = rows_of("conv_batch_norm")
-    normed = tb.fit(model_of("conv_batch_norm"), data, tb.BSAM(epochs=40, batch_size=8, parts=2), callbacks=())
+    normed = tb.fit(model_of("conv_batch_norm"), data, tb.BSAM(epochs=15, batch_size=8, parts=2), callbacks=())
     assert tb.evaluate(normed, data).metrics["accuracy"] > 0.6
     inputs, targets = rows_of()
     found = []
@@ -232,6 +232,6 @@ def test_batch_norm_weights_of_rows_and_bfloat16() -> None:
         found.append(posterior.mean_MD)
     torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
     half = tb.fit(
-        model_of(dtype=torch.bfloat16), (inputs.bfloat16(), targets), tb.BSAM(epochs=40, batch_size=6), callbacks=()
+        model_of(dtype=torch.bfloat16), (inputs.bfloat16(), targets), tb.BSAM(epochs=25, batch_size=6), callbacks=()
     )
     assert tb.evaluate(half, (inputs.bfloat16(), targets)).metrics["accuracy"] > 0.7

@@ -148,7 +148,7 @@ def test_interrupted_equals_uninterrupted_and_members_are_alone(
 def test_network_is_untouched_and_learned_noise_and_batch_norm_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, but for how long the first runs on held-out rows may be."""
     monkeypatch.setattr(length, "_LONGEST", 1)  # step: 50 epochs
-    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 500})  # of the usual length
+    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 200})  # of the usual length
     layers = (nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     net = nn.Sequential(*layers).train()
     before, state = {n: t.clone() for n, t in net.state_dict().items()}, torch.get_rng_state()

@@ -158,9 +158,10 @@ def test_the_rest_of_ready_made_batches_is_left_out() -> None:
     assert_close(means, expected.repeat(2, 1))
 
 
+@pytest.mark.study  # modes are sought as `test_curve.py::test_without_a_start_the_ends_are_trained` has them
 def test_without_a_start_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "_LONGEST", 5)  # steps of the first runs at most
-    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 300})  # of the usual length
+    monkeypatch.setattr(length, "_LONGEST", 1)  # step: 50 epochs
+    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 60})  # of the usual length
     inputs = normal(120, 3, seed=1)
     data, model = (inputs, (inputs[:, 0] > 0).long()), tb.Model(dense().double(), tb.likelihoods.Categorical())
     posterior = tb.fit(model, data, tb.MCBatchNorm(30, members=2), callbacks=())

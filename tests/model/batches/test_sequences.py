@@ -70,7 +70,7 @@ def test_a_causal_model_learns_the_next_token_and_not_the_same():
     tokens = (torch.arange(ROWS).unsqueeze(1) + torch.arange(LENGTH)) % WORDS
     data = [{"input_ids": tokens, "labels": tokens.clone()}]
     model = tb.Model(lambda: Words(1), CATEGORICAL)
-    posterior = tb.fit(model, data, tb.MAP(epochs=400, optimizer=tb.Adam(lr=0.05)), callbacks=())
+    posterior = tb.fit(model, data, tb.MAP(epochs=120, optimizer=tb.Adam(lr=0.05)), callbacks=())
     guessed = tb.predict(posterior, {"input_ids": tokens}).probs.argmax(-1)
     assert guessed.shape == tokens.shape
     assert (guessed[:, :-1] == tokens[:, 1:]).double().mean() > 0.9

@@ -200,6 +200,7 @@ def test_gibbs_sampling_has_the_moments_of_quadrature(df: float | None) -> None:
     assert_close(eta.std(), truth["eta_std"], rtol=0.04)
 
 
+@pytest.mark.study  # the density of weights and scales is that of the first test
 def test_evidence_is_that_with_the_scale_integrated_out() -> None:
     truth = float(exact(4.0)["log_evidence"])
     whole = tb.Model(linear(), tb.likelihoods.Gaussian(NOISE), priors.Hierarchical(SCALE, 4.0))
