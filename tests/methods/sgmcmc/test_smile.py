@@ -213,9 +213,8 @@ def test_batches_of_one_row_and_single_weights_are_refused():
         tb.SMILE(burn_in=0, step_size=1.0)
 
 
-@pytest.mark.study  # `test_restarts.py` has what begins anew, and the regression above what burn-in finds
 @pytest.mark.slow
-@pytest.mark.parametrize("preconditioned", [False, True])
+@pytest.mark.parametrize("preconditioned", [False, pytest.param(True, marks=pytest.mark.study)])
 def test_a_chain_that_goes_back_finds_its_step_size_again(preconditioned: bool):
     calls = [0]
 
