@@ -7,7 +7,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 # What takes every process seconds to import; `torch._dynamo` comes with the first gradient of a row.
-LOADED = ["pytest", "torch.distributed", "torch._dynamo", "torchbayes", "torchbayes.cli"]
+LOADED = ["pytest", "torch.distributed", "torchbayes", "torchbayes.cli", "torch._dynamo"]
 
 
 class _Process(ForkServerProcess):
