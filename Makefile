@@ -8,7 +8,7 @@ BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip install --disable-pip-version-check --no-compile --constraint constraints.txt
 # pip would compile what it installs on a single core; a file that does not compile is a template of some package.
 COMPILED = @find $(VENV)/lib -name '*.py' ! -path '*/tests/*' $(1) -print0 | \
-    xargs -0 -r -n 200 -P $(WORKERS) $(BIN)/python -m compileall -qq || true
+    xargs -0 -r -n 200 -P 4 $(BIN)/python -m compileall -qq || true
 # Every process that the tests start would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 TESTS  = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal

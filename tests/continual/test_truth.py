@@ -60,8 +60,9 @@ def test_a_sequence_of_diagonal_laplace_posteriors_is_online_ewc() -> None:
         own = moments(posterior)
         torch.testing.assert_close(own[0], mean, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(own[1], precision, rtol=1e-8, atol=1e-8)
-    # which depends on the order of the tasks, as Bayes' rule does not
+    other = tb.sequence(model(), TASKS[::-1], tb.Laplace("diagonal", prior="model"), seeker=SEEKER)
     reverse = recursion(diagonal=True, tasks=TASKS[::-1])[-1][0]
+    torch.testing.assert_close(moments(other.posteriors[-1])[0], reverse, rtol=1e-8, atol=1e-8)
     assert (reverse - recursion(diagonal=True)[-1][0]).abs().max() > 1e-3
 
 

@@ -80,7 +80,7 @@ def test_microcanonical_bias_and_energy_errors_grow_as_they_should():
 @pytest.mark.parametrize(
     ("make", "integrator", "energy_error", "step_size", "length"),
     [
-        pytest.param(tb.MCLMC, "minimal_norm", 5e-4, 12.36, 8.31, marks=pytest.mark.study),
+        (tb.MCLMC, "minimal_norm", 5e-4, 12.36, 8.31),
         pytest.param(tb.MCLMC, "leapfrog", 5e-4, 6.25, 9.49, marks=pytest.mark.study),
         pytest.param(tb.UnderdampedLangevin, "minimal_norm", 3e-4, 1.334, 0.763, marks=pytest.mark.study),
         (tb.UnderdampedLangevin, "leapfrog", 3e-4, 0.398, 0.972),
