@@ -30,8 +30,8 @@ from torchbayes.conformal.ranks import check_coverage, fewest_rows
 from torchbayes.display import Overview, shown
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.batches.batch import batch_size, rows_of
+from torchbayes.model.inherited import holds
 from torchbayes.model.layout import broadcasting
-from torchbayes.model.likelihoods.protocol import own
 from torchbayes.model.likelihoods.shapes import Regression, like
 from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.laplace import LaplacePosterior
@@ -168,7 +168,7 @@ def jackknife(
     check_choice(_SCORES, score=score)
     check_choice(KINDS, kind=kind)
     likelihood: Any = posterior.model.likelihood
-    if not isinstance(likelihood, Regression) or not own(likelihood, "curvature_root"):
+    if not isinstance(likelihood, Regression) or not holds(likelihood, "curvature_root"):
         raise TypeError(
             f"the jackknife takes a regression by Gaussian, HeteroscedasticGaussian or StudentT whose rows count once; "
             f"got {likelihood!r}. Use `calibrate` with rows that were held out."

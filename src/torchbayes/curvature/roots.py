@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods import Custom, Likelihood, Parameters
-from torchbayes.model.likelihoods.protocol import counted, own
+from torchbayes.model.likelihoods.protocol import counted
 from torchbayes.model.likelihoods.shapes import aligned
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.native.process import differentiable
@@ -54,7 +55,7 @@ def _information_root(plain: Any, outputs: Tensor, targets: Any, parameters: Par
 
     It raises ValueError if log p(y|f) has derivatives in f that are not finite.
     """
-    if own(plain, "curvature_root"):
+    if holds(plain, "curvature_root"):
         return plain.curvature_root(outputs, targets, parameters)
     columns, expected_B = _expected_root(plain, outputs, targets, parameters)
     if not expected_B.all():
@@ -154,7 +155,7 @@ def _inside(distribution: Any, outputs: Tensor, targets: Any) -> Tensor:
 
 def _score_root(plain: Any, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor:
     """Return ∇_f log p(y|f) at the targets, (1, B, ...), or the columns that the likelihood defines instead."""
-    if own(plain, "score_root"):
+    if holds(plain, "score_root"):
         return plain.score_root(outputs, targets, parameters)
     with differentiable():
         leaf = outputs.detach().requires_grad_()
@@ -172,7 +173,7 @@ def _sampled_root(plain: Likelihood, outputs: Tensor, targets: Any, *, parameter
     """
     distribution = plain.distribution(outputs, parameters)
     drawn_S = distribution.sample((samples,))
-    if not own(plain, "curvature_root") and not (
+    if not holds(plain, "curvature_root") and not (
         _inside(distribution, outputs, targets).all()
         and all(_is_log_prob(plain, outputs, y, parameters).all() for y in (targets, *drawn_S))
     ):
@@ -190,7 +191,7 @@ def check_curved(
 
     `size` is any measure of that curvature that is 0 if there is none.
     """
-    if size == 0 and not own(unweighted(likelihood), "curvature_root"):
+    if size == 0 and not holds(unweighted(likelihood), "curvature_root"):
         raise ValueError(
             f"log p(y|f) of {type(unweighted(likelihood)).__name__} has no curvature in f (its second derivative is "
             f"zero or negative everywhere), so it has no Gauss-Newton matrix. {advice}"
@@ -206,7 +207,7 @@ def parameter_information(
     information; for other parameters it is −∂² log p / ∂θ² at the observed targets, and 0 where that is negative.
     """
     plain, values, weights = counted(likelihood, outputs, targets)
-    if own(plain, "parameter_information") and (weights is None or weights.ndim == 1):
+    if holds(plain, "parameter_information") and (weights is None or weights.ndim == 1):
         by_row: dict[str, Tensor] = plain.parameter_information(outputs, values, parameters)
         weights_B = outputs.new_ones(len(outputs)) if weights is None else weights
         return {name: torch.tensordot(weights_B, per_row, 1) for name, per_row in by_row.items()}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice
+from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Probit
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
-from torchbayes.model.likelihoods.protocol import own
 from torchbayes.model.likelihoods.weighted import unweighted
 
 Link = Literal["auto", "gaussian", "normal_cdf", "probit", "pairwise", "bridge", "samples"]
@@ -151,4 +151,4 @@ def _goes_with(link: str, likelihood: Likelihood) -> bool:
     plain = unweighted(likelihood)
     if not any(isinstance(plain, kind) and type(plain).distribution is kind.distribution for kind in _KINDS[link]):
         return False
-    return link not in EXACT or own(plain, "curvature_root")
+    return link not in EXACT or holds(plain, "curvature_root")

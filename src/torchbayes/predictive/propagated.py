@@ -19,8 +19,8 @@ from torchbayes.checks import seen
 from torchbayes.density.architecture import Architecture, architecture
 from torchbayes.display import shown_by
 from torchbayes.linalg.structure import is_diagonal
+from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
-from torchbayes.model.likelihoods.protocol import own
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Model
 from torchbayes.native.build import UnavailableError
@@ -60,7 +60,7 @@ def rectifier_network(model: Model) -> Architecture:
 def normal_noise(model: Model) -> GaussianLikelihood:
     """Return the likelihood of one observation; a ValueError unless it is normal noise of fixed or learned scale."""
     likelihood = unweighted(model.likelihood)
-    if not isinstance(likelihood, GaussianLikelihood) or not own(likelihood, "curvature_root"):
+    if not isinstance(likelihood, GaussianLikelihood) or not holds(likelihood, "curvature_root"):
         raise ValueError(
             f"moments of the outputs give a closed form for normal noise alone; got {seen(likelihood)}. Use "
             f"likelihoods.Gaussian, or another method, such as VI()."

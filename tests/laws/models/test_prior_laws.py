@@ -15,6 +15,7 @@ from tests.oracles import assert_close, normal
 from torchbayes.catalogue.models import PRIORS
 from torchbayes.model import priors
 from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.priors.expected import is_closed
 
 IMPROPER = {name for name, entry in PRIORS.items() if getattr(entry.kind, "improper", "")}
 INPUTS, CLASSES = normal(20, 2, seed=5), torch.arange(20) % 2
@@ -123,6 +124,26 @@ def test_every_way_to_run_has_the_same_density(name: str) -> None:
         value = tb.LogDensity(model, 20, batch, plan=plan)(weights)
         assert_close(value.log_density, expected)
         assert_close(value.gradient, gradient, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [entry.kind for entry in PRIORS.values() if hasattr(entry.kind, "log_prob")])
+def test_a_subclass_with_another_density_is_taken_by_that_density(kind: Any) -> None:
+    """Closed forms that it inherits belong to the density of its base."""
+    prior = type("Narrower", (kind,), {"log_prob": lambda self, w: kind.log_prob(self, w) - 2 * (w - 0.3) ** 2})()
+    model, batch = model_of(prior), tb.Batch(INPUTS, CLASSES)
+    weights = 0.3 * normal(3, model.layout.size, seed=6)
+    leaf = weights.clone().requires_grad_()
+    first, rest = leaf[:, :4], priors.Normal(0.8).log_prob(leaf[:, 4:])
+    log_prior = prior.log_prob(first).sum(1) + rest.sum(1)
+    log_prob = torch.stack([model.log_likelihood(row, batch).sum() for row in leaf])
+    (gradient,) = torch.autograd.grad((log_prior + log_prob).sum(), leaf)
+    for plan in ("native", "loop"):
+        value = tb.LogDensity(model, 20, batch, plan=plan)(weights)
+        assert_close(value.log_density, log_prior + log_prob)
+        assert_close(value.gradient, gradient, atol=1e-9)
+    assert not is_closed(model.prior.segments[0])
+    with pytest.raises(ValueError, match="has no `sample`"):
+        model.prior.sample(2)
 
 
 @every

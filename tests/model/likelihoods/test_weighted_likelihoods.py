@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 import torchbayes as tb
 from tests.oracles import assert_close, classes, normal
 from torchbayes.density.kernels import kernel_of
+from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Custom, Gaussian, StudentT, Weighted
-from torchbayes.model.likelihoods.protocol import average_log_prob, counted, own, scored
+from torchbayes.model.likelihoods.protocol import average_log_prob, counted, scored
 from torchbayes.model.likelihoods.weighted import fixed_noise, num_values, rescaled, unweighted
 from torchbayes.native.build import UnavailableError
 
@@ -264,11 +265,11 @@ class Scaled(Categorical):
 
 def test_closed_forms_are_those_of_the_class_that_defines_log_prob():
     for likelihood in (Categorical(), Longer(), Gaussian(), Known(), Weighted(Loud())):
-        assert own(likelihood, "counted" if isinstance(likelihood, Weighted) else "curvature_root")
+        assert holds(likelihood, "counted" if isinstance(likelihood, Weighted) else "curvature_root")
     for likelihood in (Loud(), Mixed(), Scaled(), Custom(lambda f: distributions.Normal(f, 1.0))):
-        assert not own(likelihood, "curvature_root")
-    assert own(Known(), "curvature_root")
-    assert not own(Known(), "parameter_information")
+        assert not holds(likelihood, "curvature_root")
+    assert holds(Known(), "curvature_root")
+    assert not holds(Known(), "parameter_information")
     assert fixed_noise(Gaussian((1.0, 2.0))) == fixed_noise(Weighted(Gaussian((1.0, 2.0)))) == (1.0, 2.0)
     assert fixed_noise(Loud()) == fixed_noise(Weighted(Loud())) == fixed_noise(Gaussian("learned")) == ()
     assert unweighted(Weighted(Weighted(Gaussian()))) == Gaussian()

@@ -20,8 +20,9 @@ from torchbayes.linalg import Diagonal
 from torchbayes.methods.ep.beliefs import Sites
 from torchbayes.methods.ep.tilted import MOST, Tilted, probit, tilted
 from torchbayes.methods.protocol import DivergedError
+from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Probit, StudentT
-from torchbayes.model.likelihoods.protocol import counted, own
+from torchbayes.model.likelihoods.protocol import counted
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -60,7 +61,7 @@ class Factors:
 
         See `torchbayes.methods.ep.tilted`.
         """
-        if power == 1 and isinstance(self.likelihood, Probit) and own(self.likelihood, "curvature_root"):
+        if power == 1 and isinstance(self.likelihood, Probit) and holds(self.likelihood, "curvature_root"):
             where = slice(first, first + len(mean_nR))
             signs_n = 2 * self.targets[where].to(mean_nR) - 1
             return probit(signs_n, (mean_nR + self.offset_NR[where])[:, 0], root_nRR[:, 0, 0])
@@ -80,7 +81,7 @@ class Factors:
 def is_exact(likelihood: Likelihood) -> bool:
     """Return whether sites are the factors themselves, so that one sweep is all there is to do."""
     plain = unweighted(likelihood)
-    return isinstance(plain, Gaussian) and own(plain, "curvature_root")
+    return isinstance(plain, Gaussian) and holds(plain, "curvature_root")
 
 
 def check_likelihood(likelihood: Likelihood) -> None:
@@ -102,7 +103,7 @@ def factors_of(model: Model, batch: Batch, *, support: LayerSupport, buffers: Bu
     plain, targets, weights = counted(model.likelihood, offset, batch.targets)
     positions, last = tuple(offset.shape[:-1]), offset.shape[-1]
     classes = isinstance(plain, Categorical)
-    apart = isinstance(plain, _APART) and own(plain, "curvature_root")
+    apart = isinstance(plain, _APART) and holds(plain, "curvature_root")
     shape = (1,) if apart else (last,) if classes else tuple(offset.shape[1:])
     count = offset.numel() if apart else positions[0] * (1 if not classes else offset[0, ..., 0].numel())
     slopes = slopes_BPD.reshape(count, -1, slopes_BPD.shape[-1])

@@ -37,7 +37,7 @@ from torchbayes.methods.defaults import Defaults, Report
 from torchbayes.methods.ep.gammas import as_log_scales, noise_before
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.protocol import DivergedError, Needs, Shelf, Visit
-from torchbayes.model.likelihoods.protocol import own
+from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods.weighted import Weighted
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -237,7 +237,7 @@ def _learn(model: Model, now: State, batch: Batch) -> Tensor:
     """Change a state by the rows of a batch, and return what `propagate` does; DivergedError if log Z is not finite."""
     network, targets, counts_MB = rectifier_network(model), batch.targets, None
     likelihood = model.likelihood
-    while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
+    while isinstance(likelihood, Weighted) and holds(likelihood, "counted"):
         likelihood, (targets, weights) = likelihood.base, targets
         counts_MB = weights.double() if counts_MB is None else counts_MB * weights.double()
     inputs_MBI = flattened(network, batch.inputs, axis=1)

@@ -18,10 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods.binary import Bernoulli
 from torchbayes.model.likelihoods.categorical import Categorical
 from torchbayes.model.likelihoods.gaussian import Gaussian
-from torchbayes.model.likelihoods.protocol import Likelihood, Parameters, counted, own
+from torchbayes.model.likelihoods.protocol import Likelihood, Parameters, counted
 from torchbayes.model.likelihoods.shapes import like
 from torchbayes.model.likelihoods.weighted import unweighted
 
@@ -32,7 +33,7 @@ _STEPS, _SIZES = 6, (1.0, 0.3, 0.1)
 def check_expected(likelihood: Likelihood) -> None:
     """Raise ValueError if the expectation under normal outputs is not known and has no bound."""
     plain = unweighted(likelihood)
-    if not isinstance(plain, Gaussian | Categorical | Bernoulli) or not own(plain, "curvature_root"):
+    if not isinstance(plain, Gaussian | Categorical | Bernoulli) or not holds(plain, "curvature_root"):
         raise ValueError(
             f"the mean of log p(y | f) under normal outputs has a closed form or a bound for Gaussian, Categorical "
             f"and Bernoulli likelihoods; got {plain!r}. Use one of these, or VI, which takes draws."

@@ -12,8 +12,8 @@ class computes it:
     average_log_prob(outputs_SBK, targets, parameters)    log (1/S) Σ_s p(y|f_s)
     informed(targets, weights_N)         the likelihood with the `spread` of its targets; `asks()` whether it needs that
 
-A subclass that changes `log_prob`, or anything else that its base computes with, does not inherit them (`own`): its log
-probability is differentiated instead, at the observed targets.
+A subclass that changes `log_prob`, or anything else that its base computes with, does not inherit them (`holds`): its
+log probability is differentiated instead, at the observed targets.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from torchbayes.checks import check_counts, check_each, check_flags, check_numbers, plain
+from torchbayes.model.inherited import holds
 from torchbayes.model.priors.univariate import Prior, check_prior
 
 Parameters = Mapping[str, Tensor]
@@ -128,21 +129,9 @@ class Counted(NamedTuple):
         return self.weights if self.weights is None or self.weights.ndim == 1 else self.weights.flatten(1).amax(1)
 
 
-def own(likelihood: Likelihood, name: str) -> TypeGuard[Any]:
-    """Return whether a likelihood has an optional method, and no subclass has changed what that method refers to."""
-    classes = type(likelihood).__mro__
-    owner = next((kind for kind in classes if name in vars(kind)), None)
-    if owner is None:
-        return False
-    changed = {
-        n for kind in classes[: classes.index(owner)] for n, value in vars(kind).items() if hasattr(value, "__get__")
-    }
-    return not any(hasattr(owner, n) for n in changed if n != "check" and not n.startswith("__"))
-
-
 def counted(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
     """Return targets as fits use them: `log_prob` is that of the plain likelihood, times the weights."""
-    if own(likelihood, "counted"):
+    if holds(likelihood, "counted"):
         return likelihood.counted(outputs, targets)
     return Counted(likelihood, targets)
 
@@ -154,7 +143,7 @@ def scored(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
     smoothing serve the fit and do not count. Ignored places have weight 0, and log probability 0 under the plain
     likelihood.
     """
-    if own(likelihood, "scored"):
+    if holds(likelihood, "scored"):
         return likelihood.scored(outputs, targets)
     return Counted(likelihood, targets)
 
@@ -163,7 +152,7 @@ def average_log_prob(
     likelihood: Likelihood, outputs_SBK: Tensor, targets: Any, *, parameters: Parameters = NONE
 ) -> Tensor:
     """Return log (1/S) Σ_s p(y_b | f_s(x_b)), (B,), in nats, of the outputs of S functions."""
-    if own(likelihood, "average_log_prob"):
+    if holds(likelihood, "average_log_prob"):
         return likelihood.average_log_prob(outputs_SBK, targets, parameters)
     return log_mean_exp(likelihood.log_prob(outputs_SBK, targets, parameters))
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
+from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods.gaussian import Gaussian, as_setting, as_tuple
-from torchbayes.model.likelihoods.protocol import NONE, Counted, Learned, Likelihood, Parameters, counted, own, scored
+from torchbayes.model.likelihoods.protocol import NONE, Counted, Learned, Likelihood, Parameters, counted, scored
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _times(found: Counted, weights: Tensor) -> Counted:
 
 def unweighted(likelihood: Likelihood) -> Likelihood:
     """Return the likelihood of one observation: the base of a weighted one."""
-    while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
+    while isinstance(likelihood, Weighted) and holds(likelihood, "counted"):
         likelihood = likelihood.base
     return likelihood
 
@@ -117,7 +118,7 @@ def apart(likelihood: Likelihood, targets: Any) -> tuple[Likelihood, Any, Tensor
     Members' rows, (M, B, ...), have weights (M, B).
     """
     each: Tensor | None = None
-    while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
+    while isinstance(likelihood, Weighted) and holds(likelihood, "counted"):
         likelihood, (targets, weights) = likelihood.base, targets
         each = weights.double() if each is None else each * weights
     return likelihood, targets, each
@@ -126,7 +127,7 @@ def apart(likelihood: Likelihood, targets: Any) -> tuple[Likelihood, Any, Tensor
 def asks(likelihood: Likelihood) -> bool:
     """Return whether a likelihood, weighted or not, still needs something from targets."""
     plain = unweighted(likelihood)
-    return own(plain, "informed") and plain.asks()
+    return holds(plain, "informed") and plain.asks()
 
 
 def informed(likelihood: Likelihood, targets: Any) -> Likelihood:
@@ -141,7 +142,7 @@ def informed(likelihood: Likelihood, targets: Any) -> Likelihood:
 def spread_of(likelihood: Likelihood) -> tuple[float, ...]:
     """Return the standard deviations of targets that a likelihood has taken from data; an empty tuple if it has not."""
     plain = unweighted(likelihood)
-    return as_tuple(getattr(plain, "spread", None) if own(plain, "informed") else None)
+    return as_tuple(getattr(plain, "spread", None) if holds(plain, "informed") else None)
 
 
 def having_spread(likelihood: Likelihood, spread: tuple[float, ...]) -> Likelihood:
@@ -163,7 +164,7 @@ def fixed_noise(likelihood: Likelihood) -> tuple[float, ...]:
     A subclass of `Gaussian` that changes the log probability has none, because its noise is not known.
     """
     plain = unweighted(likelihood)
-    return plain.scales if isinstance(plain, Gaussian) and own(plain, "curvature_root") else ()
+    return plain.scales if isinstance(plain, Gaussian) and holds(plain, "curvature_root") else ()
 
 
 def rescaled(likelihood: Likelihood, factor: float) -> Likelihood:

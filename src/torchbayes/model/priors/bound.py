@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from torchbayes.linalg import Blocks, Diagonal
 from torchbayes.linalg.stored import double
 from torchbayes.model.layout import Layout, matches
+from torchbayes.model.priors.altered import Altered
 from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.groups import SharedVariance
 from torchbayes.model.priors.joint import Joint
@@ -337,4 +338,4 @@ def _resolved(prior: PriorLike, name: str, axes: Axes) -> Prior | Together:
         except ValueError as error:
             raise ValueError(f"the `prior` of `{name}`: {error}") from None
     check_prior(prior=prior)
-    return prior  # type: ignore[return-value]
+    return Altered.of(prior)

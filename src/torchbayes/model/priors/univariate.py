@@ -41,6 +41,9 @@ class Prior(Protocol):
         quadratic                                 whether log p is, so that means and variances suffice for `expected_`
         improper                                  a word for its kind, if it has no finite integral
         listed                                    its name in the catalogue, and one line about it
+
+    A subclass that changes `log_prob`, or anything else that its base computes with, does not inherit them: see
+    `Altered`.
     """
 
     def log_prob(self, weights: Tensor) -> Tensor:
