@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.driver.log import History
-from torchbayes.health.chains import momentum_ebfmi, problems, problems_of
+from torchbayes.health.chains import momentum_ebfmi, problems, problems_of, stuck
 from torchbayes.posteriors.locks import FileWarning
 
 CHAINS, ITERATIONS = 4, 200
@@ -348,6 +348,43 @@ def test_a_short_fit_and_one_that_is_fine_say_nothing(tmp_path: Path):
         assert tb.fit(model, data, method, callbacks=()).problems == ()
     tb.fit(model, data, tb.SGLD(2, 40, 10, step_size=1e-3, batch_size=4, thin=1), directory=tmp_path, callbacks=())
     assert tb.load(tmp_path / "posterior.safetensors", model).problems == ()
+
+
+def test_a_chain_on_minibatches_that_is_stuck_is_left_out(tmp_path: Path):
+    """One that begins at a network of dead units, whose gradients are 0; the others are as they are without it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    model = tb.Model(net, tb.likelihoods.Gaussian(0.05), tb.priors.Normal(20.0))
+    inputs = normal(60, 2).float()
+    data = (inputs, inputs[:, :1])
+    trained: Any = tb.fit(model, data, tb.MAP(epochs=300, batch_size=20), callbacks=())
+    start_MD = trained.weights_MD.expand(3, -1).clone()
+    start_MD[1] = 0.0
+    start_MD[1, 16:24] = -20.0  # the biases of the units
+    sampler = tb.SGLD(3, 60, 20, step_size=1e-6, batch_size=20, thin=5)
+    with pytest.warns(tb.ProblemWarning, match="^chain 1 was dropped: the log density is far below"):
+        found: Any = tb.fit(model, data, sampler, start=start_MD, directory=tmp_path, callbacks=())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again: Any = tb.fit(model, data, sampler, start=start_MD[[0, 2, 2]], callbacks=())
+    assert torch.equal(found.weights_MSD[0], again.weights_MSD[0])
+    assert len(found.weights_MSD) == 2
+    assert torch.equal(tb.load(tmp_path / "posterior.safetensors", model).sample(16), found.sample(16))
+
+
+@pytest.mark.parametrize(
+    ("behind", "also", "spread", "left_out"),
+    [(9.9, 20.0, 0.0, False), (10.1, 20.0, 0.0, True), (10.1, 20.0, 2.0, False), (20.0, 9.9, 0.0, False)],
+)
+def test_a_chain_is_stuck_beyond_the_noise_of_its_density(behind: float, also: float, spread: float, left_out: bool):
+    """In standard deviations of the log density of 8 normal weights, and with the error of a mean of four steps."""
+    density_MR = spread * torch.tensor([1.0, -1.0, 1.0, -1.0]).expand(3, 4).clone()
+    likelihood_MR = density_MR.clone()
+    density_MR[2] -= 2 * behind
+    likelihood_MR[2] -= 2 * also
+    for names in (("log_density", "log_likelihood"), ("log_likelihood", "log_density")):
+        reports = dict(zip(names, (density_MR, likelihood_MR), strict=True))
+        assert stuck(reports, 8).tolist() == [False, False, left_out]
 
 
 def fit_stuck(grid: tuple[int, int], folder: Path) -> None:

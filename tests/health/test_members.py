@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -26,11 +27,16 @@ def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return inputs, inputs @ TRUE[:2].unsqueeze(1) + TRUE[2] + NOISE * normal(count, 1, seed=seed + 1)
 
 
-def verdict(chains_MSD: Tensor, start_MD: Tensor, **given: Tensor) -> Verdict:
+def verdict(chains_MSD: Tensor, start_MD: Tensor, **given: Any) -> Verdict:
     source = as_source(model(), rows(200, 1), 64)
     held_out = as_source(model(), rows(100, 5), 50).some(100)
     posterior = tb.Draws(model(), chains_MSD)
     return judged(posterior, tb.Point(model(), start_MD), source, held_out=held_out, **given)
+
+
+def reports(means: list[float]) -> dict[str, Tensor]:
+    """Log densities, and as far below each other log likelihoods, of one step."""
+    return {"log_density": torch.tensor(means)[:, None], "log_likelihood": torch.tensor(means)[:, None] + 7.0}
 
 
 def around(*centres: Tensor, spread: float = 0.02) -> Tensor:
@@ -40,7 +46,7 @@ def around(*centres: Tensor, spread: float = 0.02) -> Tensor:
 def test_sound_members_stay() -> None:
     """Also where a chain is worse than its network by less than what the rows can tell."""
     start = torch.stack([TRUE, TRUE + 0.01, TRUE - 0.02])
-    found = verdict(around(TRUE + 0.01, TRUE, TRUE), start, log_density_M=torch.tensor([-1.0, 0.0, 5.0]))
+    found = verdict(around(TRUE + 0.01, TRUE, TRUE), start, columns=reports([-1.0, 0.0, 5.0]))
     assert found.said == ()
     assert not found.dropped_M.any()
     assert not found.replaced_M.any()
@@ -78,8 +84,9 @@ def test_a_member_that_hardly_moves_is_replaced() -> None:
 @pytest.mark.parametrize(("behind", "dropped"), [(9.9, False), (10.1, True)])
 def test_a_member_far_below_the_others_is_dropped(behind: float, dropped: bool) -> None:
     """In units of √(D/2), the standard deviation of the log density of D normal weights."""
-    density = torch.tensor([0.0, 0.0, -behind * math.sqrt(3 / 2)])
-    found = verdict(around(TRUE, TRUE, TRUE), TRUE.expand(3, -1), log_density_M=density)
+    found = verdict(
+        around(TRUE, TRUE, TRUE), TRUE.expand(3, -1), columns=reports([0.0, 0.0, -behind * math.sqrt(3 / 2)])
+    )
     assert found.dropped_M.tolist() == [False, False, dropped]
 
 

@@ -18,11 +18,19 @@ Only what makes chains worthless counts, not what makes them short; `diagnose` a
 
 The last two need 100 iterations or more, the others 20, weights that are not finite any number. A sampler is judged
 by those of these numbers that it reports: one without momentum has no energies, so neither divergences nor E-BFMI.
-Samplers on minibatches see noisy densities and accept every step, so only their weights are judged.
+Samplers on minibatches see noisy densities and accept every step, so only their weights are judged. Their chains are
+left out where they are stuck: where the means of both the log density and the log likelihood are below those of the
+median chain by
+
+    10 √(D/2 + e²),    e the standard error of a mean over epochs
+
+because the log density of D normal weights has a standard deviation of √(D/2). The density alone does not count: chains
+at wider weights may fit as well.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,11 +42,13 @@ from torchbayes.health.ending import Case, Ending, History
 from torchbayes.health.residuals import unexplained
 from torchbayes.model.layout import Layout, weight_name
 
-ACCEPTED, DIVERGED, SELDOM, INFORMED, AGREED, APART = 0.01, 0.2, 0.005, 0.2, 1.5, 3.0
+ACCEPTED, DIVERGED, SELDOM, INFORMED, AGREED, APART, STUCK = 0.01, 0.2, 0.005, 0.2, 1.5, 3.0, 10.0
 SOME, MANY = 20, 100  # iterations needed to judge acceptance, divergences and stillness; and mixing
+FEW = 4  # epochs needed to judge whether a chain on minibatches is stuck
 _COLUMNS = ("acceptance", "divergent", "outside", "failed", "energy", "log_density", "log_likelihood")
 _LOOKED_AT = 1000  # weights whose R-hat is computed
 _BLOCK = 1 << 22  # weights read at once
+STUCK_SAID = "dropped: the log density is far below that of the others"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +58,13 @@ class Sampled(Ending):
     burn_in: int  # iterations that do not count
     lost: Sequence[Sequence[int]] = ()  # the steps at which each chain was seen to have diverged, on minibatches
     most: int = 0  # times that a chain may diverge before it ends
+    noisy: bool = False  # whether steps have seen minibatches
+
+    def dropped(self, case: Case) -> Tensor | None:
+        columns = case.history.columns(after=self.burn_in) if self.noisy else {}
+        if "log_density" not in columns or columns["log_density"].shape[1] < FEW:
+            return None
+        return stuck(columns, case.posterior.weights_MSD.shape[-1])
 
     def look(self, case: Case) -> list[str]:
         problems = problems_of(case.posterior.weights_MSD, case.history, burn_in=self.burn_in)
@@ -103,6 +120,26 @@ def problems(
     if identified and not clauses and weights_MSD.shape[1] >= MANY:
         clauses += _weights_agree(weights_MSD, layout)
     return tuple(clauses)
+
+
+def stuck(columns: Mapping[str, Tensor], size: int) -> Tensor:
+    """Return which chains are far less likely than the median one, bool (M,).
+
+    `columns` are the reports of steps or epochs, each (M, R), among them `log_density` and `log_likelihood`; `size` is
+    D. No chain is stuck if a number is not finite.
+    """
+    stuck_M = torch.ones(len(columns["log_density"]), dtype=torch.bool)
+    for column_MR in (columns["log_density"], columns["log_likelihood"]):
+        error_M = column_MR.std(1, correction=0) / math.sqrt(column_MR.shape[1])
+        mean_M = column_MR.mean(1)
+        below_M = mean_M < mean_M.median() - STUCK * (size / 2 + error_M.square()).sqrt()
+        stuck_M &= below_M & column_MR.isfinite().all()
+    return stuck_M
+
+
+def were(which_M: Tensor) -> str:
+    """Return the verb for some chains."""
+    return "was" if which_M.sum() == 1 else "were"
 
 
 def momentum_ebfmi(columns: Mapping[str, Tensor]) -> Tensor | None:

@@ -63,6 +63,11 @@ class Ending(ABC):
     def look(self, case: Case) -> Sequence[str]:
         """Return the problems of a result that ended like this, one clause each."""
 
+    def dropped(self, case: Case) -> Tensor | None:
+        """Return which members are left out of the result, bool (M,), None for none; `problems` are of the rest."""
+        del case
+        return None
+
     def problems(self, case: Case) -> list[str]:
         """Return all known problems of a result, one clause each.
 

@@ -3,8 +3,7 @@ r"""Which members of a run that began at trained networks are worth keeping, eac
 With f̄_m the mean prediction of member m on training rows, and D weights:
 
     dead      sd over rows of f̄_m ≤ 10⁻³ of the largest of all members: predictions do not depend on inputs    dropped
-    stuck     log density, on average > 10 √(D/2) below the median member: of D normal weights it has a
-              standard deviation of √(D/2)                                                                  dropped
+    stuck     log density and log likelihood far below those of the median member (`health.chains`)        dropped
     frozen    squared distance of the predictions of draws in turn ≤ 10⁻⁶ of the variance over rows         replaced
     lost      log density of held-out rows < that of the network where it began, by more than two standard
               errors of the paired difference                                                               replaced
@@ -16,14 +15,14 @@ held-out rows a run is not worse than its start, up to two standard errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.health.chains import named
+from torchbayes.health.chains import STUCK_SAID, named, stuck, were
 from torchbayes.health.ending import Case, Ending, finite
 from torchbayes.health.residuals import unexplained
 from torchbayes.model.batches.batch import Batch
@@ -33,7 +32,7 @@ from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.average import Predictive
 
-_DEAD, _STUCK, _FROZEN, _LOST = 1e-3, 10.0, 1e-6, 2.0
+_DEAD, _FROZEN, _LOST = 1e-3, 1e-6, 2.0
 _ROWS, _DRAWS = 512, 16  # training rows and draws of each member that are looked at
 
 
@@ -60,11 +59,12 @@ def judged(
     source: Source,
     *,
     held_out: Sequence[Batch] | None,
-    log_density_M: Tensor | None = None,
+    columns: Mapping[str, Tensor] | None = None,
 ) -> Verdict:
     """Return what becomes of the members of draws, `weights_MSD`, that began at the members of a point posterior.
 
-    `held_out` are rows that neither saw; None if there are none. `log_density_M` is the mean over the run.
+    `held_out` are rows that neither saw; None if there are none. `columns` are the last reports of the
+    run, each (M, R), as `chains.stuck` takes them.
     """
     members, size = posterior.members, posterior.weights_MSD.shape[-1]
     batches = source.some(_ROWS)
@@ -73,9 +73,7 @@ def judged(
     jump_M = mean_SMN.diff(dim=0).square().mean((0, 2))
     dead_M = ~(spread_M > _DEAD * spread_M.max())
     frozen_M = ~(jump_M > _FROZEN * mean_SMN.var(-1).mean(0)) if len(mean_SMN) > 1 else torch.zeros_like(dead_M)
-    stuck_M = torch.zeros_like(dead_M)
-    if log_density_M is not None and bool(log_density_M.isfinite().all()):
-        stuck_M = log_density_M < log_density_M.median() - _STUCK * math.sqrt(size / 2)
+    stuck_M = stuck(columns, size) if columns else torch.zeros_like(dead_M)
     dropped_M = dead_M | stuck_M
     if dropped_M.all():
         dropped_M = torch.zeros_like(dropped_M)
@@ -91,16 +89,12 @@ def judged(
         return Verdict(torch.zeros_like(dropped_M), torch.ones_like(replaced_M), (said,))
     reasons = [
         (dead_M & dropped_M, "dropped: predictions do not depend on inputs"),
-        (stuck_M & ~dead_M & dropped_M, "dropped: the log density is far below that of the others"),
+        (stuck_M & ~dead_M & dropped_M, STUCK_SAID),
         (lost_M & replaced_M, "replaced by the network where it began, which predicts held-out rows better"),
         (frozen_M & ~lost_M & replaced_M, "replaced by the network where it began, as predictions hardly moved"),
     ]
-    said = [f"{named(which_M)} {_were(which_M)} {why}" for which_M, why in reasons if which_M.any()]
+    said = [f"{named(which_M)} {were(which_M)} {why}" for which_M, why in reasons if which_M.any()]
     return Verdict(dropped_M, replaced_M, tuple(said))
-
-
-def _were(which_M: Tensor) -> str:
-    return "was" if which_M.sum() == 1 else "were"
 
 
 def _predictions(posterior: Any, batch: Batch) -> Tensor:

@@ -38,6 +38,7 @@ from torchbayes.selection.start import (
     modes_to_seek,
     of_length,
     with_members_of,
+    without_dropped,
     worth_keeping,
 )
 from torchbayes.selection.trials import having
@@ -306,7 +307,8 @@ def _judged(
     """
     state = run.shard.whole(state)
     posterior = method.posterior(density, state, run.shelf).calibrated(source.inputs)
-    case = Case(posterior, source, run.history)
-    problems, raised = checked(lambda: method.ending(posterior, state).problems(case))
+    ending, case = method.ending(posterior, state), Case(posterior, source, run.history)
+    posterior = without_dropped(posterior, ending.dropped(case))
+    problems, raised = checked(lambda: ending.problems(case._replace(posterior=posterior)))
     posterior = posterior.with_problems((*known, *problems))
     return posterior if standard is None else worth_keeping(posterior, standard, source, history=run.history), raised

@@ -18,6 +18,7 @@ from torchbayes.driver.loop import Begin
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import ROWS, density_of
 from torchbayes.driver.run import START, recorded
+from torchbayes.health.chains import STUCK_SAID, named, were
 from torchbayes.health.ending import History
 from torchbayes.health.members import judged
 from torchbayes.methods.choices import Comparison
@@ -175,17 +176,28 @@ def worth_keeping(posterior: Any, standard: Standard, source: Source, *, history
     """Return the posterior without members that are worth less than where they began; a warning says which."""
     begin, held_out = standard
     start = Point(posterior.model, begin.weights_MD, buffers_M=begin.buffers or None, statistics_known=True)
-    columns = history.columns()
-    density_MR = columns.get("log_density")
-    last = None if density_MR is None else density_MR[:, -(density_MR.shape[1] // 4 or 1) :].mean(1)
-    verdict = judged(posterior, start, source, held_out=held_out, log_density_M=last)
+    last = {name: column_MR[:, -(column_MR.shape[1] // 4 or 1) :] for name, column_MR in history.columns().items()}
+    verdict = judged(posterior, start, source, held_out=held_out, columns=last)
     if not verdict.said:
         return posterior
     warnings.warn("; ".join(verdict.said) + ".", ProblemWarning, stacklevel=4)
     weights_MSD = posterior.weights_MSD.clone()
     replaced_M = verdict.replaced_M.to(weights_MSD.device)
     weights_MSD[replaced_M] = begin.weights_MD[replaced_M].unsqueeze(1).to(weights_MSD)
-    kept_M = ~verdict.dropped_M.to(weights_MSD.device)
+    return _some_chains(replace(posterior, weights_MSD=weights_MSD), ~verdict.dropped_M)
+
+
+def without_dropped(posterior: Any, dropped_M: Tensor | None) -> Any:
+    """Return draws without the chains that are worth nothing beside the others; a warning says which."""
+    if dropped_M is None or not dropped_M.any():
+        return posterior
+    warnings.warn(f"{named(dropped_M)} {were(dropped_M)} {STUCK_SAID}.", ProblemWarning, stacklevel=4)
+    return _some_chains(posterior, ~dropped_M)
+
+
+def _some_chains(posterior: Any, kept_M: Tensor) -> Any:
+    """Return draws of some chains, in memory, in the order in which samplers store them."""
+    kept_M = kept_M.to(posterior.weights_MSD.device)
     buffers_M = posterior.buffers_M and {name: each[kept_M] for name, each in posterior.buffers_M.items()}
-    in_order_MSD = weights_MSD[kept_M].transpose(0, 1).contiguous().transpose(0, 1)
+    in_order_MSD = posterior.weights_MSD[kept_M].transpose(0, 1).contiguous().transpose(0, 1)
     return replace(posterior, weights_MSD=in_order_MSD, buffers_M=buffers_M)

@@ -149,7 +149,7 @@ def cubes() -> tuple[tb.Model, tuple[Tensor, Tensor]]:
     return model, (inputs, inputs.sum(1, keepdim=True) + normal(40, 1, seed=1))
 
 
-STARTS = torch.tensor([[1.0, 0.9], [2.5, -2.0], [0.8, 1.1]]).double()
+STARTS = torch.tensor([[1.0, 0.9], [2.5, 2.0], [0.8, 1.1]]).double()
 LENGTH: dict[str, Any] = {"steps": 90, "burn_in": 40, "thin": 10, "batch_size": 10, "plan": "loop"}
 
 

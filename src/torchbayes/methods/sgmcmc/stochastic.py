@@ -146,7 +146,7 @@ class Stochastic:
 
     def ending(self, posterior: Any, state: State) -> Sampled:
         """Return how chains that may have diverged are judged."""
-        return Sampled(burn_in=self.burn_in, lost=state.track.lost(), most=MOST)
+        return Sampled(burn_in=self.burn_in, lost=state.track.lost(), most=MOST, noisy=True)
 
     @property
     def choices(self) -> tuple[Choice, ...]:
