@@ -27,19 +27,19 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 import torchbayes as tb
+from benchmarks.tables.sets import airfoil, bikesharing
 
-_TABLES = {"airfoil": "tabular/airfoil.csv", "bikesharing": "tabular/bikesharing.csv"}
+_TABLES = {"airfoil": airfoil, "bikesharing": bikesharing}
 _LEVELS = (0.5, 0.8, 0.95)
 Rows = tuple[Tensor, Tensor]
 
 
 def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs and targets of a table, the target last."""
-    folder = Path(os.environ["TORCHBAYES_DATA"])
     if name in _TABLES:
-        table = np.genfromtxt(folder / _TABLES[name], delimiter=",", skip_header=1)
-        return table[:, :-1], table[:, -1:]
-    held = np.load(folder / "uci_regression" / f"{name}.npz")
+        inputs, targets = _TABLES[name]()
+        return inputs, targets[:, None]
+    held = np.load(Path(os.environ["TORCHBAYES_DATA"]) / "uci_regression" / f"{name}.npz")
     return held["data"][:, held["feature_columns"].astype(int)], held["data"][:, held["target_column"].astype(int)]
 
 

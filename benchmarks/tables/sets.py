@@ -84,12 +84,14 @@ def _data() -> Path:
     return Path(os.environ["TORCHBAYES_DATA"])
 
 
-def _airfoil() -> Arrays:
+def airfoil() -> Arrays:
+    """Return the rows of airfoil self-noise."""
     table = np.loadtxt(_data() / "tabular" / "airfoil.csv", delimiter=",", skiprows=1)
     return table[:, :-1], table[:, -1]
 
 
-def _bikes() -> Arrays:
+def bikesharing() -> Arrays:
+    """Return the rows of bike sharing by the hour."""
     import pandas as pd
 
     table = pd.read_csv(_data() / "tabular" / "bikesharing.csv")
@@ -113,8 +115,8 @@ def _shipped(loader: str) -> Arrays:
 
 _UCI = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 _OWN: dict[str, Callable[[], Arrays]] = {
-    "airfoil": _airfoil,
-    "bikesharing": _bikes,
+    "airfoil": airfoil,
+    "bikesharing": bikesharing,
     "diabetes": partial(_shipped, "load_diabetes"),
 }
 _CLASSES: dict[str, Callable[[], Arrays]] = {
