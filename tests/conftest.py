@@ -58,6 +58,15 @@ def unjudged_fits():
         yield
 
 
+@pytest.fixture(scope="module")
+def unjudged_module():
+    """The same for the fits of a whole module, those of its fixtures too."""
+    from tests.laws.cases import unjudged
+
+    with unjudged():
+        yield
+
+
 @pytest.fixture
 def untouched_rng():
     """Fail the test when it moves the global generator."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import sys
 import types
@@ -28,6 +29,8 @@ from benchmarks.tables.scores import scores
 from benchmarks.tables.sets import Split
 from scipy.integrate import quad
 from scipy.stats import norm
+
+from tests.processes import forked
 
 MEAN_SB = np.array([[0.0, 1.0, -2.0], [0.5, -1.0, 2.0]])
 SD_SB = np.array([[1.0, 0.3, 0.5], [0.2, 2.0, 0.1]])
@@ -207,7 +210,12 @@ def scripted(job: Job, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_crash_is_recorded_and_a_rerun_does_only_what_is_missing(tmp_path: Path) -> None:
+def test_a_crash_is_recorded_and_a_rerun_does_only_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, preloaded = forked(), []  # one for all tests: it takes seconds to begin
+    monkeypatch.setattr(server, "set_forkserver_preload", preloaded.append)
+    monkeypatch.setattr(multiprocessing, "get_context", {"forkserver": server}.__getitem__)
     records, said = Records(tmp_path), []
     jobs = [Job("yacht", 0, "constant"), Job("yacht", 0, "catboost"), Job("glass", 0, "linear")]
     run(jobs, records, scripted, workers=2, say=said.append)
@@ -220,6 +228,7 @@ def test_a_crash_is_recorded_and_a_rerun_does_only_what_is_missing(tmp_path: Pat
     assert said[0].startswith("3 jobs")
     assert said[4].startswith("1 jobs")
     assert len(list(records)) == 4
+    assert preloaded == [[__name__]] * 2
 
 
 def test_no_job_is_begun_when_the_minutes_are_over(tmp_path: Path) -> None:
