@@ -58,6 +58,28 @@ def unjudged_fits():
         yield
 
 
+@pytest.fixture(scope="module")
+def unjudged_module():
+    """The same for the fits of a whole module, those of its fixtures too."""
+    from tests.laws.cases import unjudged
+
+    with unjudged():
+        yield
+
+
+@pytest.fixture(scope="module")
+def few_resamples():
+    """Let scores be resampled 100 times and not 1,000, for tests in which their intervals stand beside something."""
+    from torchbayes.assess import evaluation
+    from torchbayes.comparison import certainty
+
+    every = evaluation.drawn_rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "drawn_rows", lambda rows_N, count, seed: every(rows_N, min(count, 100), seed))
+        patch.setattr(certainty, "RESAMPLES", 100)
+        yield
+
+
 @pytest.fixture
 def untouched_rng():
     """Fail the test when it moves the global generator."""

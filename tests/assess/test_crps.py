@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from scipy.integrate import quad
 from tests.laws.cases import normal
 from torch import Tensor
 
@@ -21,18 +19,18 @@ from torchbayes.assess.numbers import crps
 from torchbayes.metrics.scoring import normals_crps
 
 
-def integral(cdf: Callable[[float], float], target: float, reach: float) -> float:
-    """∫ (F(z) - [z >= y])² dz between -reach and reach, in pieces."""
-    ends = sorted({*np.linspace(-reach, reach, 41), target})
-    return sum(
-        quad(lambda z: (cdf(z) - (z >= target)) ** 2, a, b, epsabs=1e-13, epsrel=1e-12)[0]
-        for a, b in itertools.pairwise(ends)
-    )
+def integral(cdf: Callable[[np.ndarray], np.ndarray], target: float, reach: float) -> float:
+    """∫ (F(z) - [z >= y])² dz between -reach and reach, in pieces, by Gauss and Legendre's rule."""
+    ends = np.array(sorted({*np.linspace(-reach, reach, 401), target}))
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    half, middle = np.diff(ends)[:, None] / 2, (ends[1:] + ends[:-1])[:, None] / 2
+    z = middle + half * nodes
+    return float((half * weights * (cdf(z.ravel()).reshape(z.shape) - (z >= target)) ** 2).sum())
 
 
-def mixture(kind: Any, locations: Tensor, scales: Tensor) -> Callable[[float], float]:
+def mixture(kind: Any, locations: Tensor, scales: Tensor) -> Callable[[np.ndarray], np.ndarray]:
     places, widths = locations.numpy(), scales.numpy()
-    return lambda z: float(kind.cdf((z - places) / widths).mean())
+    return lambda z: kind.cdf((z[:, None] - places) / widths).mean(1)
 
 
 @pytest.mark.parametrize("draws", [1, 2, 7])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.covering import some_of
 from tests.laws.cases import model_of, normal, rows_of
 from torch import Tensor, nn
 
@@ -70,8 +71,7 @@ def records_of(chains: int, steps: int, **columns: Any) -> list[dict[str, Any]]:
 # --- weight space and function space
 
 
-@pytest.mark.parametrize("chunk_size", [None, 1, 7, 100])
-@pytest.mark.parametrize("block", [2**22, 300])
+@pytest.mark.parametrize(("chunk_size", "block"), some_of([None, 1, 7, 100], [2**22, 300], one_in=2))
 def test_spaces_are_those_of_functions_made_one_by_one(
     chunk_size: int | None, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

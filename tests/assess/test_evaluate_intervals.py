@@ -72,9 +72,9 @@ def test_metrics_lie_in_their_intervals(case: Any) -> None:
 
 
 def test_ends_are_those_of_the_normal_approximation() -> None:
-    found = tb.evaluate(*regression(2000))
+    found = tb.evaluate(*regression(1000))
     low, high = found.intervals(resamples=4000)["nll"]
-    error = float(found.terms["nll"].std()) / math.sqrt(2000)
+    error = float(found.terms["nll"].std()) / math.sqrt(1000)
     # the 2.5 % point of 4,000 resamples has a standard error of 0.04 standard deviations
     assert (low - found.metrics["nll"]) / error == pytest.approx(-1.96, abs=0.15)
     assert (high - found.metrics["nll"]) / error == pytest.approx(1.96, abs=0.15)

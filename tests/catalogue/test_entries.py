@@ -80,7 +80,7 @@ def test_a_likelihood_is_built_for_the_data_that_it_is_for(name):
     outputs = setup.model.network(setup.model.network.weights(), setup.data.train.inputs[:4])
     setup.model.likelihood.check(outputs, setup.data.train.targets[:4])
     # with the plan that is usual there, which must be one that can run it
-    method = tb.MAP(epochs=40, batch_size=20, optimizer=tb.Adam(0.02), plan=usual_plan(problem))
+    method = tb.MAP(epochs=15, batch_size=20, optimizer=tb.Adam(0.05), plan=usual_plan(problem))
     posterior = tb.fit(setup.model, tuple(setup.data.train), method, callbacks=())
     found = tb.evaluate(posterior, tuple(setup.data.test), target_scale=setup.target_scale).metrics
     assert found.keys() >= {"nll", "accuracy" if entry.task == "classification" else "rmse"}

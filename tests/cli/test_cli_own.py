@@ -85,6 +85,7 @@ def read(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.usefixtures("boosted_trees")
 def test_a_table_from_fit_to_predictions(capsys, laplace):
     home, said = laplace
     shutil.copytree(home / "run", "run")

@@ -41,7 +41,7 @@ def text_of(page: str | Path) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
-@pytest.mark.usefixtures("_plain")
+@pytest.mark.usefixtures("_plain", "boosted_trees")
 def test_a_classification_has_its_page(capsys):
     fit(*MOONS, "--method", "MAP", "--method.members", "2", "--method.epochs", "4", "--directory", "run")
     capsys.readouterr()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchbayes as tb
+from tests.covering import some_of
 from tests.curvature import oracle
 from tests.curvature.networks import NETS, SelfAttention, flat, places
 from tests.oracles import assert_close, classes, normal
@@ -170,8 +171,7 @@ def same_module(net: Any) -> Tensor:
 BASES = ("mlp", "twice", "groups", "conv1d", "linear attention", "outputs at places", "same padding", "biases alone")
 
 
-@pytest.mark.parametrize("cut", [None, [3, 2]], ids=["one batch", "two batches"])
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize(("name", "cut"), some_of(BASES, [None, [3, 2]], one_in=2))
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_ekfac_takes_the_exact_diagonal_in_the_basis_of_kfac(name: str, cut: Any):
     net, (inputs, targets, weights_MD, _) = NETS[name], oracle.problem(name)

@@ -126,7 +126,7 @@ def test_the_evidence_itself_has_no_bias_however_coarse():
 def test_weights_have_no_bias_in_either_direction():
     """One ladder: E[v] = p(D) forwards, 1/p(D) backwards, and log v is on either side by half its variance or more."""
     model, data, oracle = linear_problem()
-    exact, count = oracle.log_evidence(), 4000
+    exact, count = oracle.log_evidence(), 2000
     target = ModelTarget(model, data)
     ladder, _ = _prepared(target, 100, leapfrogs=3, seed=0)
     starts = (target.draw(count, 5), posterior_draws(count))
@@ -134,7 +134,7 @@ def test_weights_have_no_bias_in_either_direction():
         log_ratios = _annealed(target, start, way, seed=1)[0] + sign * exact
         ratios = log_ratios.exp()
         error = float(ratios.std()) / math.sqrt(count)
-        assert error < 0.04
+        assert error < 0.05
         assert abs(float(ratios.mean()) - 1) < 4 * error
         # log E[v] = 0 is mean + variance/2 + third cumulant/6 + …, which is a tenth here; the error is a twentieth
         assert log_ratios.std() > 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -107,6 +108,18 @@ def rows_of(model: tb.Model, data: Any) -> tb.Batch:
     if isinstance(data, list):
         data = tuple(torch.cat(parts) for parts in zip(*data, strict=True))
     return model.unpack(data)
+
+
+@cache
+def hessian_of(name: str) -> Tensor:
+    """The Hessian of a problem, which several tests compare with and none changes."""
+    return hessian(*problem(name))
+
+
+@cache
+def gauss_newton_of(name: str) -> Tensor:
+    """Its Gauss-Newton matrix, likewise."""
+    return gauss_newton(*problem(name))
 
 
 def hessian(model: tb.Model, data: Any, weights_D: Tensor | None = None) -> Tensor:

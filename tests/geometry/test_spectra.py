@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torchbayes as tb
-from tests.geometry.problems import INPUTS, LABELS, NAMES, gauss_newton, hessian, made, mlp, problem
+from tests.geometry.problems import INPUTS, LABELS, NAMES, gauss_newton_of, hessian, hessian_of, made, mlp, problem
 from tests.laws.cases import normal
 from torchbayes.geometry import operators, spectrum, trace
 from torchbayes.geometry.lanczos import lanczos
@@ -37,7 +37,7 @@ def test_products_are_those_of_the_dense_hessian(name, together, monkeypatch):
     monkeypatch.setattr(operators, "_TOGETHER", 2**24 if together else 0)
     product, size = products(name, "hessian")
     found = product(torch.eye(size, dtype=torch.float64))
-    assert torch.allclose(found, hessian(*problem(name)), atol=1e-11)
+    assert torch.allclose(found, hessian_of(name), atol=1e-11)
     assert product.together == (not together or name != "conv")  # pooling cannot be vectorised twice
 
 
@@ -47,7 +47,7 @@ def test_products_are_those_of_the_dense_gauss_newton_matrix(name, together, mon
     monkeypatch.setattr(operators, "_TOGETHER", 2**24 if together else 0)
     product, size = products(name, "ggn")
     found = product(torch.eye(size, dtype=torch.float64))
-    assert torch.allclose(found, gauss_newton(*problem(name)), atol=1e-11)
+    assert torch.allclose(found, gauss_newton_of(name), atol=1e-11)
 
 
 def test_learned_noise_has_twice_the_rows_as_information():
@@ -131,7 +131,7 @@ def test_all_steps_give_the_trace_the_determinant_and_the_eigenvalues(name):
 
 def test_the_effective_dimension_is_that_of_the_eigenvalues():
     model, data = problem("classifier")
-    values = torch.linalg.eigvalsh(gauss_newton(model, data)).clamp_min(0)
+    values = torch.linalg.eigvalsh(gauss_newton_of("classifier")).clamp_min(0)
     found = spectrum(model, data, model.given_weights(), matrix="ggn", steps=100, probes=200)
     for precision in (0.1, 1.0, 10.0):
         estimate, exact = found.effective_dimension(precision), float((values / (values + precision)).sum())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import torchbayes as tb
+from tests.covering import some_of
 from torchbayes.evidence import prior_monte_carlo
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # these fits are of a few steps
@@ -120,8 +121,7 @@ def test_steps_smaller_than_the_gap_between_two_numbers_add_up() -> None:
     assert 0 < moved < 2**-7  # the least step from 1 in bfloat16
 
 
-@pytest.mark.parametrize("method", [*METHODS])
-@pytest.mark.parametrize("name", ["float16", "mixed"])
+@pytest.mark.parametrize(("method", "name"), some_of(METHODS, ["float16", "mixed"], one_in=2))
 def test_every_method(name: str, method: str, tmp_path: Path) -> None:
     module, data = network(name), rows()
     model, settings = model_of(module), METHODS[method]

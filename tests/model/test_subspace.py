@@ -226,8 +226,13 @@ def test_principal_components_of_low_rank_members_are_those_of_their_mixture(
     wanted_DD = (vectors_DD[:, -largest:] * values_D[-largest:]) @ vectors_DD[:, -largest:].T
     assert_close(space.basis_RD.T @ space.basis_RD, wanted_DD, rtol=1e-9, atol=1e-12)
     assert_close(space.origin_D, mean_MD.mean(0), rtol=1e-9, atol=1e-12)
-    draws_SD = posterior.sample(20_000 * members)
-    assert_close(torch.cov(draws_SD.T), exact_DD, rtol=0.05, atol=0.1)
+
+
+def test_that_mixture_is_the_law_of_the_draws() -> None:
+    factor_MRD, mean_MD = normal(3, 2, 6, seed=2), 0.5 * normal(3, 6, seed=3)
+    posterior = tb.Gaussian(linear(), mean_MD, LowRankPlusDiagonal(torch.full((3, 6), 1e-12).double(), factor_MRD))
+    expected_DD = mixture_covariance(factor_MRD, mean_MD)
+    assert_close(torch.cov(posterior.sample(60_000).T), expected_DD, rtol=0.05, atol=0.1)
 
 
 def test_equal_members_are_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.covering import some_of
 from tests.laws.cases import NETWORKS, made, rows_of
 from tests.oracles import LinearGaussian, assert_close, normal
 from torch import nn
@@ -18,8 +19,7 @@ def both(model: tb.Model, data: tuple[torch.Tensor, torch.Tensor], link: str = "
     return functional, tb.Linearised(dense, link)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("link", ["probit", "pairwise", "bridge"])
+@pytest.mark.parametrize(("network", "link"), some_of(NETWORKS, ["probit", "pairwise", "bridge"], one_in=3))
 def test_classification_on_every_network(network: str, link: str) -> None:
     model = tb.Model(made(network), tb.likelihoods.Categorical(), tb.priors.FanInNormal())
     functional, dense = both(model, rows_of(network), link)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchbayes.catalogue.config import check_yaml
+from torchbayes.catalogue.config import DEEPEST, UnboundedError, check_yaml
 from torchbayes.cli import main
 from torchbayes.cli.commands import COMMANDS
 from torchbayes.cli.terminal import Interrupted, resumable
@@ -140,6 +140,19 @@ def test_aliases_in_the_text_of_an_option_are_bounded(capsys):
 
 def test_yaml_with_a_few_aliases_is_read():
     check_yaml("a: &a [1, 2]\nb: [*a, *a]\nc: {<<: {x: 1}}")
+
+
+@pytest.mark.parametrize("level", ["[", "{", "[{", "{a: ", "- ", "? "])
+def test_the_shortest_text_that_is_too_deep_is_refused(level):
+    """A text with no more letters than levels are allowed is not looked at: each level takes one at least."""
+    check_yaml("[" * (DEEPEST // 2) + "]" * (DEEPEST // 2))
+    with pytest.raises(UnboundedError, match="nested deeper"):
+        check_yaml(level * (DEEPEST + 1))
+
+
+def test_a_short_text_may_not_refer_to_itself():
+    with pytest.raises(UnboundedError, match="refers to itself"):
+        check_yaml("&a [*a]")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -22,7 +22,8 @@ def model(scale: float | str = "learned") -> tb.Model:
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
-def test_a_page_says_what_held_out_rows_chose(tmp_path: Path) -> None:
+def test_a_page_says_what_held_out_rows_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchbayes.selection.length._LONGEST", 150)  # steps of the search for the epochs
     posterior = tb.fit(model(), (X, Y), tb.Laplace("diagonal"), directory=tmp_path / "a", validation=0.5, callbacks=())
     found = recorded(tmp_path / "a")
     assert found is not None

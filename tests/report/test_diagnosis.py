@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.pictures import unpainted
 from torchbayes.assess.diagnose import Diagnosis, Record, Trace
 from torchbayes.diagnostics import Summary, summary
 from torchbayes.report.diagnosis import (
@@ -164,7 +165,7 @@ def test_json_has_no_numbers_that_it_cannot_hold() -> None:
     assert (said["chains"], said["draws"], said["gradients"]) == (4, 50, 10_000)
 
 
-def test_the_page_holds_tables_remarks_and_pictures(tmp_path: Path) -> None:
+def test_the_page_holds_tables_remarks_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = diagnosis()
     path = write_diagnosis(tmp_path / "new", found, title="a < b", lead="what was run", settings={"seed": 0})
     assert sorted(file.name for file in path.parent.iterdir()) == ["ess.png", "report.html", "rhat.png", "traces.png"]
@@ -176,6 +177,7 @@ def test_the_page_holds_tables_remarks_and_pictures(tmp_path: Path) -> None:
         assert picture.alt not in {"", picture.title, picture.caption}
     assert "what was run" in text
     assert "never move" in text
+    unpainted(monkeypatch)
     assert write_diagnosis(tmp_path / "new", found, title="again") == path
     assert "again" in path.read_text("utf-8")
 

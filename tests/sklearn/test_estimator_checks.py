@@ -6,11 +6,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import torchbayes as tb
 from torchbayes.sklearn import BayesianClassifier, BayesianMLPClassifier, BayesianMLPRegressor, BayesianRegressor
 
-QUICK = tb.MAP(epochs=40, batch_size=256, optimizer=tb.Adam(0.02))
+QUICK = tb.MAP(epochs=20, batch_size=256, optimizer=tb.Adam(0.04))
 ignored = pytest.mark.filterwarnings("ignore")  # scikit-learn gives rows from which little can be learned
 
 
 @ignored
+@pytest.mark.usefixtures("unjudged_fits")
 @parametrize_with_checks([BayesianRegressor(method=QUICK), BayesianMLPClassifier(hidden=(16,), method=QUICK)])
 def test_scikit_learn(estimator, check):
     check(estimator)

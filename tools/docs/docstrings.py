@@ -36,7 +36,7 @@ def check_source(path: str, source: str, words: set[str]) -> Iterator[Fault]:
         One fault per piece of inline code.
     """
     tree = ast.parse(source)
-    nodes = list(ast.walk(tree))
+    nodes = [tree, *_statements(tree)]
     imported = {name: None for node in nodes if isinstance(node, ast.Import) for name in _bound(node)}
     for node in nodes:
         text = ast.get_docstring(node) if isinstance(node, _Documented) else None
@@ -44,6 +44,14 @@ def check_source(path: str, source: str, words: set[str]) -> Iterator[Fault]:
             said = None if _STANDS.search(found) else fault_of(found, imported, words)
             if said is not None and (said := fault_of(found, imported | _names(node), words)) is not None:
                 yield Fault(path, getattr(node, "lineno", 1), said)
+
+
+def _statements(block: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements in a block and in their own blocks; docstrings and imports are in no expression."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(block, field, ()):
+            yield node
+            yield from _statements(node)
 
 
 def _bound(node: ast.Import) -> set[str]:

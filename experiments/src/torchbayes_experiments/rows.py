@@ -7,7 +7,7 @@ What a seed leaves on disk are nested mappings, `set -> method -> metric -> numb
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -16,23 +16,34 @@ import numpy as np
 Results = Sequence[Mapping[str, Any]]  # what the seeds left
 
 
-@dataclass(frozen=True)
 class Rows:
     """Numbers with the levels that they belong to.
 
     Attributes:
-        frame: a DataFrame, one row per number: its levels, `seed`, and the number itself, `value`.
+        columns: an array for each level, for `seed`, and for the numbers themselves, `value`; one place per number.
     """
 
-    frame: Any  # whose indexing pandas does not annotate closely enough
+    def __init__(self, columns: Any) -> None:  # a DataFrame, or arrays by name
+        self.columns = {name: np.asarray(columns[name]) for name in columns}
+
+    @cached_property
+    def frame(self) -> Any:  # whose indexing pandas does not annotate closely enough
+        """The same as a DataFrame, one row per number."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns)
 
     def where(self, **levels: Any) -> Rows:
         """Return the rows with these levels: a value, or several as a list, tuple or set."""
-        fits = np.ones(len(self.frame), dtype=bool)
-        for name, value in levels.items():  # arrays: an index for each step would be most of the time
-            several, column = isinstance(value, list | tuple | set), self.frame[name]
-            fits &= column.isin(value).to_numpy() if several else column.to_numpy() == value
-        return Rows(self.frame[fits])
+        fits = np.ones(len(self.columns["value"]), dtype=bool)
+        for name, value in levels.items():
+            column = self.columns[name]
+            several = isinstance(value, list | tuple | set)
+            fits &= np.array([entry in value for entry in column.tolist()], bool) if several else column == value
+        return self._taken(fits)
+
+    def _taken(self, places: np.ndarray) -> Rows:
+        return Rows({name: column[places] for name, column in self.columns.items()})
 
     def at(self, levels: Sequence[str], values: Sequence[Any]) -> Rows:
         """Return the rows with these values of levels, in this order, as `where` does."""
@@ -40,21 +51,22 @@ class Rows:
 
     def only(self, **levels: Sequence[Any]) -> Rows:
         """Return the rows with these names of levels, in the order of the names."""
-        frame = self.frame
+        rows = self
         for level, names in levels.items():
-            places = {name: place for place, name in enumerate(names)}
-            frame = frame[frame[level].isin(places)].sort_values(level, key=lambda c, p=places: c.map(p), kind="stable")
-        return Rows(frame)
+            rows = rows.where(**{level: list(names)})
+            order = {name: place for place, name in enumerate(names)}
+            rows = rows._taken(np.argsort([order[name] for name in rows.columns[level].tolist()], kind="stable"))
+        return rows
 
     def names(self, level: str) -> list[Any]:
         """Return the values of a level, in the order in which they came."""
-        return list(dict.fromkeys(self.frame[level]))
+        return list(dict.fromkeys(self.columns[level].tolist()))
 
     def values(self, over: str = "seed", **levels: Any) -> np.ndarray:
         """Return a number for each value of the level `over`, the mean over all others; none where there is no row."""
-        frame = self.where(**levels).frame
-        groups, numbers = frame[over].to_numpy(), frame["value"].to_numpy()
-        return np.array([np.mean(numbers[groups == name]) for name in dict.fromkeys(groups.tolist())])
+        rows = self.where(**levels)
+        groups, numbers = rows.columns[over], rows.columns["value"]
+        return np.array([np.mean(numbers[groups == name]) for name in rows.names(over)])
 
     def less(self, level: str, first: Any, second: Any, over: str = "seed", **levels: Any) -> np.ndarray:
         """Return `values` of one name of a level minus those of another."""
@@ -76,7 +88,7 @@ class Rows:
 
     def combinations(self, *levels: str) -> list[tuple[Any, ...]]:
         """Return the combinations of levels that there are, in the order in which they came."""
-        return list(dict.fromkeys(zip(*(self.frame[level] for level in levels), strict=True)))
+        return list(dict.fromkeys(zip(*(self.columns[level].tolist() for level in levels), strict=True)))
 
     def apart(self, *levels: str, over: str = "seed") -> dict[Any, Any]:
         """Return nested mappings by levels, first to last, with an array of one number for each value of `over`."""

@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -146,8 +147,10 @@ def read_residual(path: Path, classes: int = 10) -> Arrays:
     pixels, labels = _bytes(path, "residual", "labels")
     check_shape(path, (None, 3, 32, 32), residual=pixels)
     check_labels(path, labels, len(pixels), classes=classes)
-    for axis in (1, 2, 3):
-        np.cumsum(pixels, axis=axis, dtype=np.uint8, out=pixels)  # modulo 256
+    for axis in (1, 2, 3):  # whole planes, modulo 256: a quarter of the time of `np.cumsum`
+        planes = np.moveaxis(pixels, axis, 0)
+        for before, plane in pairwise(planes):
+            np.add(plane, before, out=plane)
     return pixels, labels
 
 

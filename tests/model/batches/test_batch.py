@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from tests.covering import some_of
 from torchbayes.model.batches.batch import Batch, Shared, batch_size, check_rows, concatenate, rows_of, stack
 from torchbayes.model.model import check_finite
 
@@ -77,24 +78,22 @@ def _gaussian(model: tb.Model) -> tb.Gaussian:
     return tb.Gaussian(model, weights_MD, Diagonal(torch.full_like(weights_MD, 0.1)))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "method",
-    [
-        tb.MAP(members=2, epochs=3, batch_size=16, plan="loop"),
-        tb.MAP(members=2, epochs=3, batch_size=16, plan="vmap"),
-        tb.SWAG(members=1, epochs=4, batch_size=16, rank=2),
-        tb.HMC(chains=2, steps=4, burn_in=1, step_size=0.05, trajectory=0.2, chunk_size=16, plan="vmap"),
-        tb.SGLD(chains=2, steps=6, burn_in=2, batch_size=16, plan="loop", thin=1),
-    ],
-    ids=["map_loop", "map_vmap", "swag", "hmc", "sgld"],
-)
-def test_a_fit_with_a_shared_input_is_that_of_a_network_that_holds_it(form: str, method: Any) -> None:
+METHODS = {
+    "map_loop": tb.MAP(members=2, epochs=3, batch_size=16, plan="loop"),
+    "map_vmap": tb.MAP(members=2, epochs=3, batch_size=16, plan="vmap"),
+    "swag": tb.SWAG(members=1, epochs=4, batch_size=16, rank=2),
+    "hmc": tb.HMC(chains=2, steps=4, burn_in=1, step_size=0.05, trajectory=0.2, chunk_size=16, plan="vmap"),
+    "sgld": tb.SGLD(chains=2, steps=6, burn_in=2, batch_size=16, plan="loop", thin=1),
+}
+
+
+@pytest.mark.parametrize(("form", "method"), some_of(FORMS, METHODS, one_in=2))
+def test_a_fit_with_a_shared_input_is_that_of_a_network_that_holds_it(form: str, method: str) -> None:
     inputs, name = FORMS[form]
     model, oracle = tb.Model(_net(), tb.likelihoods.Categorical(), shared=name), _bound()
     start = model.given_weights()
-    found = tb.fit(model, (inputs, TARGETS), method, start=start, callbacks=())
-    expected = tb.fit(oracle, (X, TARGETS), method, start=start, callbacks=())
+    found = tb.fit(model, (inputs, TARGETS), METHODS[method], start=start, callbacks=())
+    expected = tb.fit(oracle, (X, TARGETS), METHODS[method], start=start, callbacks=())
     torch.testing.assert_close(found.sample(4, seed=1), expected.sample(4, seed=1), rtol=1e-9, atol=1e-10)
     predicted = tb.predict(found, inputs, draws=4, chunk_size=7)
     torch.testing.assert_close(predicted.probs, tb.predict(expected, X, draws=4).probs, rtol=1e-9, atol=1e-10)

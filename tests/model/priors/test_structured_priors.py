@@ -126,9 +126,9 @@ def test_gradient_is_autograds(rule: Any, oracle: Any, dtype: torch.dtype) -> No
 @each
 def test_draws_have_its_moments(rule: Any, oracle: Any) -> None:
     bound = bound_of(rule)
-    draws = bound.sample(20_000, seed=2)
+    draws = bound.sample(10_000, seed=2)
     assert draws.dtype == torch.float64
-    assert torch.equal(draws, bound.sample(20_000, seed=2))
+    assert torch.equal(bound.sample(50, seed=2), bound.sample(50, seed=2))
     assert_close(bound.locs(), torch.zeros(LAYOUT.size))
     # by the fourth root for heavy tails: E |w|^½ of a t with 3 degrees and of a normal
     roots = draws.abs().sqrt()
