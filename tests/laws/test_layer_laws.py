@@ -135,7 +135,7 @@ def statistics(**options: Any) -> tb.BatchNormPosterior:
 def test_interrupted_batch_norm_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = statistics(directory=tmp_path / "whole")
     keep_every(monkeypatch, 10.0)
-    for steps in (1, 3, 4, 7):
+    for steps in (3, 4):  # within the first pass, and at the start of the second
         with monkeypatch.context() as inside:
             break_after(inside, tb.MCBatchNorm, steps)
             with pytest.raises(KeyboardInterrupt):
@@ -168,6 +168,7 @@ def dropped(ranks: tb.Ranks | None = None) -> Posterior:
 
 
 @pytest.mark.slow
+@pytest.mark.study  # the driver shares members alike for all methods, as tests/laws/test_rank_laws.py sees
 def test_ranks_that_share_members_equal_one_process(tmp_path: Path) -> None:
     check(launch(fit_on_ranks, 2, tmp_path, tmp_path))
     for name, alone in {"norm": statistics(), "dropout": dropped()}.items():

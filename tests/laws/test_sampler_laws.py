@@ -124,7 +124,7 @@ def fitted(make: Make, network: str = "mlp", directory: Path | None = None, **se
     return posterior
 
 
-MORE = 6  # steps by which a chain is made longer
+MORE = 4  # steps by which a chain is made longer
 
 
 @cache
@@ -217,6 +217,7 @@ SHORTEST = {"steps": 14, "burn_in": 10}
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a burn-in too short for a mass
+@unjudged_fits
 @chief
 def test_fit_touches_neither_module_nor_global_random_state(make: Make) -> None:
     module = made("dropout").train()
