@@ -35,8 +35,7 @@ ALL: dict[str, Callable[..., Any]] = {
     "repulsive_extra": partial(METHODS["repulsive_functions"], extra=5),
     "ep": lambda **_: tb.EP(batch_size=5),
 }
-# on all rows and on batches, draws and a Gaussian
-SOME = ("hmc", "sghmc", "swag")
+SOME = ("hmc", "swag")  # on all rows and on batches: draws and a Gaussian
 # one of each way to sum over rows: values with and without gradients, gradients at other weights and inputs, by layers,
 # at draws, of particles, also on rows without targets, of the last layer, of sites
 OWN = (
@@ -86,7 +85,7 @@ def fit_all(grid: tuple[int, int], folder: Path, names: tuple[str, ...]) -> None
     """Fit these methods, in memory and, for some, in a directory; every rank saves what it got."""
     with tb.Ranks.grid(*grid) as ranks:
         for name in names:
-            own = folder / f"{name}_run" if name in {"hmc", "sghmc", "swag"} else None
+            own = folder / f"{name}_run" if name in SOME else None
             save_file(tensors(fitted(name, ranks, directory=own)), folder / f"{name}_{rank_number(ranks)}.safetensors")
 
 
@@ -199,7 +198,7 @@ def test_members_that_see_each_other_are_not_split(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hmc", "sghmc", "swag"])
+@pytest.mark.parametrize("name", SOME)
 def test_ranks_leave_the_files_of_one_process(name: str, spread: tuple[tuple[int, int], Path], tmp_path: Path) -> None:
     _, folder = spread
     alone = fitted(name, directory=tmp_path)
