@@ -1,7 +1,8 @@
 """What all tests share: which cases run, reproducible modules, and a guard of PyTorch's global random numbers."""
 
 import gc
-from collections.abc import Generator
+import os
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -38,6 +39,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = thinned(item for item in items if item.get_closest_marker("study") is None)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waits_for_the_disk() -> Iterator[None]:
+    """Let nothing wait until it is on the disk, a tenth of the time of short runs: no test sees a power cut.
+
+    What is to be there before what, tests/posteriors/test_store.py and tests/native/test_cache.py say.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

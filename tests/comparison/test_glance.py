@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from tests.comparison.references import DIGITS
+from tests.pictures import unpainted
 
 import torchbayes as tb
 from torchbayes.assess.evaluation import drawn_rows
@@ -106,7 +107,8 @@ def test_the_interval_of_detection_is_that_of_both_sides(digits):
     assert low <= outcome.auroc() <= high
 
 
-def test_every_picture_has_a_caption_and_a_text_of_its_own(digits):
+def test_every_picture_has_a_caption_and_a_text_of_its_own(digits, monkeypatch):
+    unpainted(monkeypatch)
     _, found = digits
     drawn = pictures(found.setup, DIGITS, found.outcomes)
     assert next(iter(drawn)) == "glance"

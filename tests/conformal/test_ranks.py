@@ -32,7 +32,7 @@ def test_the_fewest_rows_with_a_finite_threshold(coverage, rows):
 
 @pytest.mark.parametrize(("rows", "coverage", "exact"), [(19, 0.9, 18 / 20), (20, 0.9, 19 / 21), (50, 0.9, 46 / 51)])
 def test_coverage_is_the_rank_over_one_more_than_the_rows(rows, coverage, exact):
-    sets = 200_000
+    sets = 60_000
     scores = torch.rand(sets, rows + 1, generator=SOURCE, dtype=torch.float64)
     rank = rank_of(rows, coverage)
     covered = scores[:, -1] <= scores[:, :-1].kthvalue(rank, dim=1).values

@@ -31,12 +31,12 @@ def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
 TASKS = [tb.Task(rows(60, t), rows(40, 4 * 5 + t), f"axis {t}") for t in range(3)]
 HEADED = [tb.Task(for_head(task.train, t), for_head(task.test, t)) for t, task in enumerate(TASKS)]
 METHODS = {
-    "vi": tb.VI(epochs=15, batch_size=20, kl_weight=1.0),
-    "ivon": tb.IVON(epochs=15, batch_size=20),
-    "bsam": tb.BSAM(epochs=15, batch_size=20),
-    "swag": tb.SWAG(epochs=10, batch_size=20, rank=0, per_epoch=3),
-    "map": tb.MAP(epochs=10, batch_size=20),
-    "swa": tb.SWA(epochs=10, batch_size=20),
+    "vi": tb.VI(epochs=6, batch_size=20, kl_weight=1.0),
+    "ivon": tb.IVON(epochs=6, batch_size=20),
+    "bsam": tb.BSAM(epochs=6, batch_size=20),
+    "swag": tb.SWAG(epochs=6, batch_size=20, rank=0, per_epoch=3),
+    "map": tb.MAP(epochs=4, batch_size=20),
+    "swa": tb.SWA(epochs=4, batch_size=20),
     "diagonal": tb.Laplace("diagonal"),
     "kronecker": tb.Laplace("kronecker"),
     "ekfac": tb.Laplace("ekfac"),
@@ -60,7 +60,7 @@ def headed(prior: Any = None) -> tb.Model:
 
 
 def options(method: Any) -> dict[str, Any]:
-    return {"seeker": tb.MAP(epochs=20, batch_size=20)} if isinstance(method, tb.Laplace) else {}
+    return {"seeker": tb.MAP(epochs=4, batch_size=20)} if isinstance(method, tb.Laplace) else {}
 
 
 def tensors(posterior: Posterior) -> dict[str, Tensor]:
@@ -108,8 +108,7 @@ def test_an_interrupted_sequence_goes_on_as_if_it_had_not_been(
 ) -> None:
     method = METHODS[name]
     settings: dict[str, Any] = {"coreset": coreset}
-    if isinstance(method, tb.Laplace):
-        settings["seeker"] = tb.MAP(epochs=4, batch_size=20)
+    settings |= options(method)
     whole = tb.sequence(model(), TASKS, method, **settings)
     real, left = tb.fit, [4 if name == "diagonal" else 2]
 

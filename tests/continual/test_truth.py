@@ -20,7 +20,7 @@ MIXED = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]], dtype=
 INPUTS = [normal(n, 3, seed=20 + n) @ MIXED for n in SIZES]
 TASKS = [(x, (x @ TRUTH + NOISE * normal(len(x), seed=30 + len(x))).unsqueeze(1)) for x in INPUTS]
 pytestmark = pytest.mark.usefixtures("unjudged_fits")
-SEEKER = tb.MAP(epochs=280, batch_size=64, optimizer=tb.SGD(lr=0.5, momentum=0.85), schedule=tb.Constant())
+SEEKER = tb.MAP(epochs=120, batch_size=64, optimizer=tb.SGD(lr=0.5, momentum=0.7), schedule=tb.Constant())
 
 
 def model() -> tb.Model:
@@ -69,7 +69,7 @@ def test_a_sequence_of_diagonal_laplace_posteriors_is_online_ewc() -> None:
 def vi(structure: str) -> tb.VI:
     return tb.VI(
         structure,  # type: ignore[arg-type]
-        epochs=250,
+        epochs=180,
         optimizer=tb.Adam(0.05),
         draws=32,
         antithetic=True,

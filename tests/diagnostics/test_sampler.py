@@ -19,7 +19,7 @@ def test_ebfmi_by_hand_and_of_ar1():
     assert ebfmi(torch.tensor([[0.0, 1.0, 0.0, 1.0]])).item() == 3.0
     # E (e_s - e_{s-1})² / Var e = 2 (1 - rho).
     torch.testing.assert_close(
-        ebfmi(ar1(4, 20_000, 1, 0.8).squeeze(-1)).mean(), torch.tensor(0.4).double(), rtol=0.05, atol=0
+        ebfmi(ar1(4, 10_000, 1, 0.8).squeeze(-1)).mean(), torch.tensor(0.4).double(), rtol=0.05, atol=0
     )
     assert ebfmi(torch.full((1, 9), 0.1)).isnan().all()
 

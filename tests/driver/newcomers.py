@@ -147,7 +147,7 @@ class Stretch(Defaults):
     """
 
     chains: int = 4
-    steps: int = 40
+    steps: int = 24
     burn_in: int = 10
     plan = "loop"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.laws.cases import METHODS, assert_same_tensors, losses, made, model_of, normal, rows_of
+from tests.laws.cases import (
+    METHODS,
+    VARIANTS,
+    assert_same_tensors,
+    losses,
+    made,
+    model_of,
+    normal,
+    rows_of,
+    with_variants_as_studies,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
@@ -179,6 +190,14 @@ def test_an_existing_directory_is_kept_unless_resumed(tmp_path: Path) -> None:
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a short run."""
+    directory = tmp_path_factory.mktemp("finished")
+    tb.fit(model_of(), rows_of(), short(), directory=directory, callbacks=())
+    return directory
+
+
 @pytest.mark.parametrize("checkpoint", [True, False])
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -192,9 +211,9 @@ def test_an_existing_directory_is_kept_unless_resumed(tmp_path: Path) -> None:
     ],
 )
 def test_resuming_with_other_settings_names_the_difference(
-    change: dict[str, Any], message: str, checkpoint: bool, tmp_path: Path
+    change: dict[str, Any], message: str, checkpoint: bool, finished: Path, tmp_path: Path
 ) -> None:
-    tb.fit(model_of(), rows_of(), short(), directory=tmp_path, callbacks=())
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     if not checkpoint:
         (tmp_path / "checkpoint.safetensors").unlink()
     before = (tmp_path / "config.json").read_text()
@@ -208,8 +227,8 @@ def test_resuming_with_other_settings_names_the_difference(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "random", "empty", "posterior"])
-def test_a_damaged_checkpoint_is_refused(damage: str, tmp_path: Path) -> None:
-    tb.fit(model_of(), rows_of(), short(), directory=tmp_path, callbacks=())
+def test_a_damaged_checkpoint_is_refused(damage: str, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "checkpoint.safetensors"
     whole = path.read_bytes()
     path.write_bytes(
@@ -224,7 +243,7 @@ def test_a_damaged_checkpoint_is_refused(damage: str, tmp_path: Path) -> None:
         tb.fit(model_of(), rows_of(), short(), directory=tmp_path, resume=True, callbacks=())
 
 
-@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize("make", with_variants_as_studies(METHODS, VARIANTS))
 def test_divergence_names_step_and_member_and_keeps_the_last_finite_state(
     make: Callable[..., Method], tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.covering import with_studies
 from tests.oracles import normal
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -57,8 +58,14 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-@pytest.mark.parametrize("way", ["left out", "no_grad", "detached", "reentrant"])
+WAYS = ["left out", "no_grad", "detached", "reentrant"]
+
+
+@pytest.mark.parametrize(
+    ("way", "method"),
+    with_studies([*((WAYS[0], method) for method in METHODS), *((way, METHODS[0]) for way in WAYS[1:])], WAYS, METHODS),
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_weights_without_a_gradient_are_told(way: str, method: Any) -> None:
     with pytest.warns(UnusedWeightsWarning, match=r"2 of 4 random parameters, such as `first.weight`.*is their prior"):

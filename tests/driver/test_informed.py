@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.covering import some_of
 from tests.oracles import assert_close, normal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -179,8 +180,14 @@ def test_noise_does_not_collapse_where_the_network_interpolates() -> None:
 
 
 @ignored
-@pytest.mark.parametrize("likelihood", [Gaussian("learned"), Weighted(Gaussian("learned"))], ids=["plain", "weighted"])
-@pytest.mark.parametrize("method", [tb.MAP(epochs=2), tb.SGLD(steps=20, burn_in=4), tb.Laplace(check_mode=False)])
+@pytest.mark.parametrize(
+    ("likelihood", "method"),
+    some_of(
+        [Gaussian("learned"), Weighted(Gaussian("learned"))],
+        [tb.MAP(epochs=2), tb.SGLD(steps=20, burn_in=4), tb.Laplace(check_mode=False)],
+        one_in=2,
+    ),
+)
 def test_files_bring_the_scale_along(likelihood: Any, method: Any, tmp_path: Path) -> None:
     inputs, targets = table(70.0)
     given, weighted = model(likelihood), isinstance(likelihood, Weighted)

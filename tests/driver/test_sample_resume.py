@@ -20,21 +20,21 @@ from torchbayes.driver.checkpoint import flatten
 
 PRECISION = torch.tensor([[2.0, 0.5, 0.0], [0.5, 1.0, 0.2], [0.0, 0.2, 1.5]], dtype=torch.float64)
 START = normal(2, 3)
-METHODS: dict[str, Any] = {
-    "nuts": tb.NUTS(2, 60, 30, thin=2, max_doublings=2),
-    "hmc": tb.HMC(2, 60, 30, jitter=0.2),  # whose mass is adapted, as there is no prior
-    "hmc, dense": tb.HMC(2, 60, 30, mass="dense"),
-    "mala": tb.MALA(2, 60, 30),
-    "mala, given": tb.MALA(2, 60, 30, step_size=0.5),
-    "random walk": tb.RandomWalk(2, 60, 30, thin=3),
-    "random walk, dense": tb.RandomWalk(2, 60, 30, mass="dense"),
-    "mclmc": tb.MCLMC(2, 60, 36, thin=2),
-    "mams": tb.MAMS(2, 60, 45, thin=2, mass="dense", max_leapfrogs=4),
-    "sghmc": tb.SGHMC(2, 60, 30, thin=2, batch_size=None),
-    "sgld": tb.SGLD(2, 60, 30, thin=1, preconditioned=True, batch_size=None),
-    "sgnht": tb.SGNHT(2, 60, 30, thin=2, batch_size=None),
+METHODS: dict[str, Any] = {  # windows of a mass need a burn-in of 20
+    "nuts": tb.NUTS(2, 36, 20, thin=2, max_doublings=2),
+    "hmc": tb.HMC(2, 36, 20, jitter=0.2),  # whose mass is adapted, as there is no prior
+    "hmc, dense": tb.HMC(2, 36, 20, mass="dense"),
+    "mala": tb.MALA(2, 36, 20),
+    "mala, given": tb.MALA(2, 36, 20, step_size=0.5),
+    "random walk": tb.RandomWalk(2, 36, 20, thin=3),
+    "random walk, dense": tb.RandomWalk(2, 36, 20, mass="dense"),
+    "mclmc": tb.MCLMC(2, 52, 36, thin=2),
+    "mams": tb.MAMS(2, 61, 45, thin=2, mass="dense", max_leapfrogs=4),
+    "sghmc": tb.SGHMC(2, 36, 20, thin=2, batch_size=None),
+    "sgld": tb.SGLD(2, 36, 20, thin=1, preconditioned=True, batch_size=None),
+    "sgnht": tb.SGNHT(2, 36, 20, thin=2, batch_size=None),
     "smile": tb.SMILE(2, 60, 44, thin=2, batch_size=None),
-    "cyclical": tb.SGHMC(2, 60, 10, thin=2, batch_size=None, schedule=tb.Cycles(20, draws=3)),
+    "cyclical": tb.SGHMC(2, 36, 10, thin=2, batch_size=None, schedule=tb.Cycles(12, draws=3)),
 }
 # what these do others of their class, or of their mass, do too
 VARIANTS = {"hmc, dense", "mala", "mala, given", "random walk", "mams", "sgnht"}
@@ -87,7 +87,7 @@ def assert_same_chains(found: tb.Chains, expected: tb.Chains) -> None:
 @methods
 def test_a_finished_run_goes_on_as_if_it_had_been_longer(name: str):
     method = METHODS[name]
-    longer = replace(method, steps=75)
+    longer = replace(method, steps=method.steps + 9)
     expected = sampled(longer, seed=3)
     short = sampled(method, seed=3)
     before = {name: tensor.clone() for name, tensor in flatten(short.state)[0].items()}
@@ -95,7 +95,7 @@ def test_a_finished_run_goes_on_as_if_it_had_been_longer(name: str):
     assert_same_chains(sampled(longer, resume=short, seed=3), expected)  # what is resumed is intact
     assert_same_tensors(flatten(short.state)[0], before)
     step_by_step = short
-    for steps in (61, 75):
+    for steps in (method.steps + 1, longer.steps):
         step_by_step = sampled(replace(method, steps=steps), resume=step_by_step)
     assert_same_chains(step_by_step, expected)
 
@@ -105,14 +105,14 @@ def test_a_finished_run_goes_on_as_if_it_had_been_longer(name: str):
     ("name", "after"),
     [
         pytest.param(*case.values, marks=pytest.mark.study if case.values[0] in VARIANTS else case.marks)
-        for case in some_of(METHODS, (1, 17, 29), one_in=3)
+        for case in some_of(METHODS, (1, 11, 43), one_in=3)
     ],
 )
 def test_an_interrupt_in_burn_in_loses_nothing(name: str, after: int):
     method, expected = METHODS[name], whole(name)
     after = min(after, method.burn_in - 1)
     with pytest.raises(
-        KeyboardInterrupt, match=f"after {after} of 60 steps, before the first draw; `resume` its `chains`"
+        KeyboardInterrupt, match=f"after {after} of {method.steps} steps, before the first draw; `resume` its `chains`"
     ) as seen:
         sampled(method, callbacks=[pressed(after)])
     assert isinstance(seen.value, Interrupted)
@@ -123,7 +123,9 @@ def test_an_interrupt_in_burn_in_loses_nothing(name: str, after: int):
     assert_same_chains(sampled(method, resume=chains), expected)
 
 
-@methods
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in {"mclmc", "sgld"} else pytest.mark.study) for n in METHODS]
+)
 def test_burn_in_may_be_interrupted_again(name: str):
     method, chains = METHODS[name], None
     for after in (3, 4, 8):
@@ -140,15 +142,20 @@ def test_burn_in_may_be_interrupted_again(name: str):
 )
 def test_an_interrupt_after_burn_in_loses_nothing(name: str):
     method, expected = METHODS[name], whole(name)
-    with pytest.warns(tb.ProblemWarning, match="interrupted after 47 of 60 steps"):
-        chains = sampled(method, callbacks=[pressed(47)])
+    early, late = method.steps - 9, method.steps - 6
+    with pytest.warns(tb.ProblemWarning, match=f"interrupted after {early} of {method.steps} steps"):
+        chains = sampled(method, callbacks=[pressed(early)])
     assert_same_chains(sampled(method, resume=chains), expected)
-    with pytest.warns(tb.ProblemWarning, match="interrupted after 50 of 60 steps"):
-        later = sampled(method, resume=chains, callbacks=[pressed(50)])
-    assert later.problems == ("interrupted after 50 of 60 steps",)
+    with pytest.warns(tb.ProblemWarning, match=f"interrupted after {late} of {method.steps} steps"):
+        later = sampled(method, resume=chains, callbacks=[pressed(late)])
+    assert later.problems == (f"interrupted after {late} of {method.steps} steps",)
     assert_same_chains(sampled(method, resume=later), expected)
-    stopped = sampled(method, callbacks=[lambda event: event.step == 47])
-    assert_same_chains(sampled(method, resume=stopped), expected)
+
+
+def test_chains_that_a_callback_stopped_go_on():
+    method = METHODS["sgld"]
+    stopped = sampled(method, callbacks=[lambda event: event.step == method.steps - 9])
+    assert_same_chains(sampled(method, resume=stopped), whole("sgld"))
 
 
 def test_ctrl_c_before_the_first_further_step_leaves_the_chains():

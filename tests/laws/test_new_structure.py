@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from tests.covering import some_of
 from tests.linalg.circulant import Circulant, circulant
 from tests.oracles import assert_close, classes, normal
 from torchbayes.curvature.sums import DiagonalSums, OnePass, Piece, Sum
@@ -102,8 +103,7 @@ def test_files(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("chunk", [2**24, 64])
-@every
-@every_network
+@pytest.mark.parametrize(("name", "kind"), some_of(NETWORKS, KINDS, one_in=2))
 def test_linearised_predictive(name: str, kind: str, chunk: int):
     own, dense = (tb.Linearised(posterior, chunk=chunk) for posterior in both(name, kind))
     inputs = normal(ROWS, *NETWORKS[name][1], seed=8)

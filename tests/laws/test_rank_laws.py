@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,19 @@ from torchbayes.methods.sampler import Sampler
 from torchbayes.selection import length
 
 GRIDS = {"data": (2, 1), "chains": (1, 2), "both": (2, 2)}
-ALL = {**SAMPLERS, **METHODS, "vbll": vbll}
-SOME = ("hmc", "sghmc", "swag")
+ALL: dict[str, Callable[..., Any]] = {
+    **SAMPLERS,
+    **METHODS,
+    "vbll": vbll,
+    "repulsive_extra": partial(METHODS["repulsive_functions"], extra=5),
+    "ep": lambda **_: tb.EP(batch_size=5),
+}
+SOME = ("hmc", "swag")  # on all rows and on batches: draws and a Gaussian
 # one of each way to sum over rows: values with and without gradients, gradients at other weights and inputs, by layers,
-# at draws, of particles, of the last layer
+# at draws, of particles, also on rows without targets, of the last layer, of sites
 OWN = (
     *("elliptical", "hmc", "sghmc", "swag", "map_adversarial", "map_sam", "ivon_pairs", "vi_by_layers", "mnf", "vbll"),
-    "repulsive_functions",
+    *("repulsive_extra", "ep"),
 )
 VARIANTS = tuple(name for name in ALL if name not in OWN)
 # float64 to rounding: an all-reduce adds in another order, and a chain of some dozen steps amplifies that a little
@@ -42,6 +48,7 @@ TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-9}
 # steps without rejections take their size from the energy error, whose leading digits cancel: 1e-14 more of it in each
 # step of burn-in moves the draws by 5e-9, and 1e-13 by 7e-7; with a given step size they do not move
 BY_ENERGY_ERROR = {name: {"rtol": 1e-5, "atol": 1e-6} for name in ("mclmc", "mclmc_dense", "mams", "underdamped")}
+TOLERANCES = {**BY_ENERGY_ERROR, "ep": {"rtol": 0, "atol": 0}}  # every rank has all rows
 
 
 def method_of(name: str, epochs: int = 2) -> Any:
@@ -54,14 +61,19 @@ def method_of(name: str, epochs: int = 2) -> Any:
 def fitted(name: str, ranks: tb.Ranks | None = None, network: str = "mlp", **options: Any) -> tb.Draws | tb.Point:
     """One small fit; that ranks judge it as one process does is a law of tests/health."""
     method = method_of(name, options.pop("epochs", 2))
+    model, rows = (model_of(network), rows_of(network)) if name != "ep" else linear_classifier()
     with unjudged():
-        return tb.fit(  # type: ignore[return-value]
-            model_of(network),
-            rows_of(network),
-            method,
-            **{"seed": 7, "callbacks": (), **options},
-            ranks=ranks,
-        )
+        return tb.fit(model, rows, method, **{"seed": 7, "callbacks": (), **options}, ranks=ranks)  # type: ignore[return-value]
+
+
+def linear_classifier() -> tuple[tb.Model, tuple[Tensor, Tensor]]:
+    """What expectation propagation can fit: two classes by a layer, and their rows."""
+    inputs = normal(12, 1, seed=1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        layer = torch.nn.Linear(1, 1).double()
+    model = tb.Model(layer, tb.likelihoods.Bernoulli(), tb.priors.Normal(2.0))
+    return model, (inputs, (inputs + 0.7 * normal(12, 1, seed=2) > 0).double())
 
 
 def tensors(posterior: Any) -> dict[str, Tensor]:
@@ -73,7 +85,7 @@ def fit_all(grid: tuple[int, int], folder: Path, names: tuple[str, ...]) -> None
     """Fit these methods, in memory and, for some, in a directory; every rank saves what it got."""
     with tb.Ranks.grid(*grid) as ranks:
         for name in names:
-            own = folder / f"{name}_run" if name in {"hmc", "sghmc", "swag"} else None
+            own = folder / f"{name}_run" if name in SOME else None
             save_file(tensors(fitted(name, ranks, directory=own)), folder / f"{name}_{rank_number(ranks)}.safetensors")
 
 
@@ -176,7 +188,7 @@ def assert_ranks_found_the_same(grid: tuple[int, int], folder: Path, names: tupl
             found = load_file(folder / f"{name}_{rank}.safetensors")
             assert found.keys() == alone.keys()
             for key, tensor in alone.items():
-                assert_close(found[key], tensor, **BY_ENERGY_ERROR.get(name, TIGHT))
+                assert_close(found[key], tensor, **TOLERANCES.get(name, TIGHT))
 
 
 @pytest.mark.parametrize("name", COUPLED)
@@ -186,7 +198,7 @@ def test_members_that_see_each_other_are_not_split(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hmc", "sghmc", "swag"])
+@pytest.mark.parametrize("name", SOME)
 def test_ranks_leave_the_files_of_one_process(name: str, spread: tuple[tuple[int, int], Path], tmp_path: Path) -> None:
     _, folder = spread
     alone = fitted(name, directory=tmp_path)

@@ -71,18 +71,19 @@ def test_ranges_are_those_of_the_first_pass() -> None:
     assert_close(state.ranges["high 0"], seen.amax(1))
 
 
+@pytest.mark.usefixtures("unjudged_fits")
 @pytest.mark.parametrize("kind", [tb.MAP, pytest.param(tb.SWA, marks=pytest.mark.study), tb.SWAG])
 def test_interrupted_equals_uninterrupted(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Tanh(), nn.Linear(4, 1)).double()
     model, data = tb.Model(net, tb.likelihoods.Gaussian(0.5)), (normal(20, 3), normal(20, 1, seed=1))
-    method = kind(members=2, epochs=5, batch_size=8, adversarial=0.05)
+    method = kind(members=2, epochs=4, batch_size=8, adversarial=0.05)
     expected = tb.fit(model, data, method, seed=3, callbacks=())
-    plain = tb.fit(model, data, kind(members=2, epochs=5, batch_size=8), seed=3, callbacks=())
+    plain = tb.fit(model, data, kind(members=2, epochs=4, batch_size=8), seed=3, callbacks=())
     first = next(iter(expected.tensors()))
     assert not torch.equal(expected.tensors()[first], plain.tensors()[first])
     keep_every(monkeypatch, 10.0)
     with monkeypatch.context() as inside:
-        break_after(inside, kind, 8)
+        break_after(inside, kind, 7)
         with pytest.raises(KeyboardInterrupt):
             tb.fit(model, data, method, seed=3, directory=tmp_path, callbacks=())
     resumed = tb.fit(model, data, method, seed=3, directory=tmp_path, resume=True, callbacks=())

@@ -68,6 +68,7 @@ def network(dropout: bool, kernel: bool = True) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # of runs of one epoch
+@pytest.mark.usefixtures("unjudged_fits")
 @pytest.mark.parametrize(
     ("name", "how"),
     some_of(METHODS, [("native", True), ("native", False), ("vmap", False), ("loop", True)], one_in=2),

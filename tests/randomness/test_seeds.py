@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchbayes.randomness.seeds import Purpose, generator, member_seeds, mix, seeded
+from torchbayes.randomness.seeds import Purpose, generator, member_seeds, mix, numbered, seeded
 
 ONE, TWO = Purpose.ORDER, Purpose.DROPOUT
 
@@ -51,3 +51,10 @@ def test_seeded_draws_what_the_mixed_seed_would_and_restores_the_generator():
 def test_seeded_restores_the_generator_after_an_error(untouched_rng: None):
     with pytest.raises(RuntimeError), seeded(ONE, 3):
         torch.rand(2).add_(torch.rand(3))
+
+
+@pytest.mark.parametrize("count", [0, 3, 40])
+def test_numbered_seeds_are_mixed_ones(count: int):
+    for integers in ((), (7,), (-3, 2**70)):
+        expected = [mix(Purpose.STEP, *integers, number) for number in range(count)]
+        assert numbered(Purpose.STEP, *integers, count=count) == expected

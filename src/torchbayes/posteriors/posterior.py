@@ -28,7 +28,7 @@ from torchbayes.posteriors.files import write_tensors
 from torchbayes.posteriors.functions import Calibration, Functions, recalibrate_
 from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import warn_of
-from torchbayes.randomness.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, numbered
 
 BUFFERS = "buffers."
 
@@ -301,5 +301,4 @@ def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:
     check_memory(draws * size * like.itemsize, "the noise of the drawn weights", like.device, draws=draws)
     dtype = torch.promote_types(like.dtype, torch.float32)
     noise = torch.empty(draws, size, dtype=dtype, device=like.device)
-    seeds = [mix(Purpose.GAUSSIAN, seed, s) for s in range(draws)]
-    return fill_normal_rows(noise, seeds, 0).to(like.dtype)
+    return fill_normal_rows(noise, numbered(Purpose.GAUSSIAN, seed, count=draws), 0).to(like.dtype)

@@ -21,6 +21,7 @@ from torchbayes.checks import as_seed, whole
 from torchbayes.randomness.generators import Drawn, drawing_under
 
 _MASK, _STEP = (1 << 64) - 1, 0x9E3779B97F4A7C15
+_FEW = 16  # numbers below which a loop takes less time than an array
 
 
 @enum.unique
@@ -191,6 +192,14 @@ def mix(purpose: int, *integers: int) -> int:
     return value >> 1
 
 
+def numbered(purpose: Purpose, *integers: int, count: int) -> list[int]:
+    """Return `mix` of a purpose, integers, and each number from 0 to `count` − 1."""
+    if count < _FEW:
+        return [mix(purpose, *integers, number) for number in range(count)]
+    begun = np.zeros(1, dtype=np.uint64)
+    return (continued(begun, purpose, *(integer & _MASK for integer in integers), count=count)[0] >> 1).tolist()
+
+
 def streams(purpose: Purpose, seeds: Sequence[int], *integers: int) -> np.ndarray:
     """Return hashes of a purpose, each of many seeds, and integers, uint64 (M,), which `continued` extends.
 
@@ -253,7 +262,7 @@ def member_seeds(seed: int, members: int) -> list[int]:
         ValueError: if the seed is not a whole number, or M is not one of at least 1.
     """
     seed, members = as_seed(seed), whole("members", members)
-    return [seed, *(mix(Purpose.MEMBER, seed, member) for member in range(1, members))]
+    return [seed, *numbered(Purpose.MEMBER, seed, count=members)[1:]]
 
 
 def generator(purpose: int, *integers: int, device: torch.device | str = "cpu") -> torch.Generator:

@@ -163,6 +163,8 @@ def test_the_log_joint_density_is_the_same(name: str, plan: Any):
 STRUCTURES = ["diagonal", "kronecker", "ekfac", "dense", "low_rank"]
 
 
+# autograd knows no likelihood, and `test_the_log_joint_density_is_the_same` has the densities of all
+DIFFERENTIATED = {*list(PAIRS)[::4], "a subclass"}
 # each pair with the exact matrix, and every fourth with one other structure in turn: likelihoods reach the structures
 # by the same factors
 IN_TURN = [(name, STRUCTURES[:3][place // 4 % 3]) for place, name in enumerate(PAIRS) if place % 4 == 0]
@@ -178,9 +180,9 @@ IN_TURN = [(name, STRUCTURES[:3][place // 4 % 3]) for place, name in enumerate(P
 )
 def test_the_curvature_is_the_same(name: str, structure: Any):
     for kind in PAIRS[name].kinds:
-        if (kind == "hessian" and structure != "dense") or (
-            name == "a subclass" and structure in {"kronecker", "ekfac"}
-        ):
+        if kind == "hessian" and (structure != "dense" or name not in DIFFERENTIATED):
+            continue
+        if name == "a subclass" and structure in {"kronecker", "ekfac"}:
             continue  # the second moments of a layer's inputs cannot know the weights that a subclass hides
         # a narrow prior makes the exact Hessian positive definite
         options = {"structure": structure, "curvature": kind, "rank": 60, "chunk": 2**10}
@@ -321,8 +323,10 @@ METHODS: dict[str, Callable[[float], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*still on its way down:torchbayes.ProblemWarning")
-@pytest.mark.parametrize("name", ["classes", "gaussian, learned", "survival", "ignored rows", "shares"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    some_of(["classes", "gaussian, learned", "survival", "ignored rows", "shares"], METHODS, one_in=2),
+)
 def test_fits_on_all_rows_are_the_same(name: str, method: str):
     found, start = [], models(name)[0][0].given_weights()
     for model, data in models(name):

@@ -84,9 +84,9 @@ def test_a_precision_is_the_second_derivative_or_is_refused(name: str) -> None:
 def test_draws_have_the_density(name: str) -> None:
     """E q(w)/p(w) over draws of p is 1 for every q, here normal and narrower: draws, density and its constant agree."""
     bound = bound_of(name)
-    draws = bound.sample(100_000, seed=3)
+    draws = bound.sample(40_000, seed=3)
     assert draws.dtype == torch.float64
-    assert torch.equal(draws, bound.sample(100_000, seed=3))
+    assert torch.equal(bound.sample(9, seed=3), bound.sample(9, seed=3))
     centred = draws - bound.locs()
     spread = 0.8 * centred.abs().median(0).values / 0.6745
     log_q = torch.distributions.Normal(bound.locs(), spread).log_prob(draws).sum(1)
@@ -99,7 +99,7 @@ def test_draws_have_the_density(name: str) -> None:
 @proper
 def test_standard_deviations_are_those_of_draws_or_infinite(name: str) -> None:
     bound = bound_of(name)
-    stds, draws = bound.stds(), bound.sample(200_000, seed=4)
+    stds, draws = bound.stds(), bound.sample(60_000, seed=4)
     for std, found in zip(stds, draws.T, strict=True):
         if torch.isfinite(std):
             assert_close(found.std(), std, rtol=0.15)
@@ -147,6 +147,7 @@ def test_a_subclass_with_another_density_is_taken_by_that_density(kind: Any) -> 
 
 
 @every
+@pytest.mark.usefixtures("unjudged_fits")
 def test_a_fit_and_its_file_remember_the_prior(name: str, tmp_path: Path) -> None:
     model = model_of(prior_of(name), torch.float32)
     method = tb.VI(epochs=2, kl_weight=1.0) if name == "log_uniform" else tb.MAP(epochs=2)

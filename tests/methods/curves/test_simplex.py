@@ -277,7 +277,9 @@ def test_complexes_together_equal_complexes_alone(name: str, modes: int):
             assert_close(together[key][m], tensor[0], rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", [pytest.param("mlp", marks=pytest.mark.study), "conv_batch_norm", "dropout"])
+@pytest.mark.parametrize(  # curves have batch norms
+    "name", [*(pytest.param(n, marks=pytest.mark.study) for n in ("mlp", "conv_batch_norm")), "dropout"]
+)
 def test_an_interrupted_run_goes_on_exactly(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     expected = fitted(name)
     step, left = Simplex.step, iter([True] * 7)

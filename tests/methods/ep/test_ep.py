@@ -175,13 +175,13 @@ def test_a_logistic_function_however_steep_takes_few_nodes(spread: float, at: fl
         12.0,
         *(e for w in (0, 1, 10, 40) for e in (-at - w / spread, -at + w / spread) if -12 < e < 12),
     })
-    with mpmath.workdps(25):
+    with mpmath.workdps(20):
 
         def density(x: Any) -> Any:
             return mpmath.npdf(x) / (1 + mpmath.exp(-(mean + spread * x)))
 
         moments_: Any = (
-            mpmath.quad(lambda x, k=k: x**k * density(x), sorted({*ends, *range(-11, 12)})) for k in range(3)
+            mpmath.quad(lambda x, k=k: x**k * density(x), sorted({*ends, *range(-10, 11, 4)})) for k in range(3)
         )
         norm, first, second = moments_
         expected = [mpmath.log(norm), first / norm, second / norm - (first / norm) ** 2]
@@ -326,14 +326,14 @@ def test_three_classes_are_close_to_importance_sampling() -> None:
     evidence, mean, covariance = moments(fitted(model, (x, y), tolerance=1e-4))
     proposal = torch.distributions.StudentT(6.0)
     torch.manual_seed(0)
-    z = proposal.sample((200_000, 6)).double()
+    z = proposal.sample((100_000, 6)).double()
     root = torch.linalg.cholesky(covariance)
     w = mean + z @ root.T
     outputs = x[:, 0].view(1, -1, 1) * w[:, None, :3] + w[:, None, 3:]
     log_p = tb.likelihoods.Categorical().log_prob(outputs, y).sum(-1) + model.log_prior(w)
     log_w = log_p - proposal.log_prob(z).sum(-1) + root.logdet()
     share = log_w.softmax(0)
-    assert 1 / float(share.square().sum()) > 20_000
+    assert 1 / float(share.square().sum()) > 10_000
     assert_close(evidence, log_w.logsumexp(0) - math.log(len(w)), rtol=2e-3)
     assert_close(mean, share @ w, atol=0.03, rtol=0.0)
     assert_close(covariance.diagonal(), share @ (w - share @ w).square(), rtol=0.05, atol=0.0)

@@ -53,7 +53,7 @@ def started(target: Target, chains: int) -> Tensor:
 @pytest.mark.parametrize("integrator", ["minimal_norm", pytest.param("leapfrog", marks=pytest.mark.study)])
 def test_steps_that_are_rejected_often_leave_no_bias(integrator: Any):
     """Where a third is rejected, the same steps without rejections are off by many standard errors."""
-    size, chains = 5, 20_000
+    size, chains = 5, 15_000
     density = tb.FunctionDensity(lambda w: -0.5 * w.double().square().sum(1))
     step_size, trajectory = (5.0, 6.0) if integrator == "minimal_norm" else (3.2, 6.0)
     given: dict[str, Any] = {"step_size": step_size, "trajectory": trajectory, "mass": "unit"}

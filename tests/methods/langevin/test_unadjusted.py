@@ -41,7 +41,7 @@ def oscillator(integrator: str, step_size: float) -> tuple[float, float]:
 @pytest.mark.parametrize(("integrator", "step_size"), [("leapfrog", 0.7), ("minimal_norm", 1.6)])
 def test_underdamped_steps_have_the_law_of_their_matrix(integrator: Any, step_size: float):
     settings = {"step_size": step_size, "trajectory": 1.5, "mass": "unit", "energy_error": 1e3}
-    method = tb.UnderdampedLangevin(400, 140, 40, 1, integrator=integrator, **settings)
+    method = tb.UnderdampedLangevin(400, 100, 40, 1, integrator=integrator, **settings)
     chains = run(method, normal(400, 40))
     variance, error = oscillator(integrator, step_size)
     squares = chains.weights_MSD.square().mean(1).flatten()  # of 16,000 independent oscillators

@@ -194,7 +194,7 @@ def test_what_it_refuses() -> None:
 
 
 def test_length_and_factor_are_those_of_a_search_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = 100
+    usual = 60
     monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": usual})
     monkeypatch.setattr(length, "_LONGEST", 30)  # steps of the first runs at most
     inputs, held_out = normal(60, 2), (normal(40, 2, seed=5), normal(40, 1, seed=6))

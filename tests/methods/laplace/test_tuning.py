@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
@@ -31,6 +32,12 @@ def regression(structure: str = "dense", **settings: Any) -> tb.LaplacePosterior
     return tb.fit(model, (X, Y), method, start=start, callbacks=())  # type: ignore[return-value]
 
 
+@cache
+def curvature_of(posterior: tb.LaplacePosterior) -> Tensor:
+    """H, (M, D, D), which each step of a search looks at."""
+    return posterior.curvature.dense() / SCALE**2
+
+
 def groups(posterior: tb.LaplacePosterior, prior: str) -> Tensor:
     """Group of each weight, from its name."""
     layout, found = posterior.model.layout, []
@@ -44,7 +51,7 @@ def log_evidence(posterior: tb.LaplacePosterior, factor_D: Tensor, noise: float 
     """By the definition: dense H, prior N(0, SCALE²/d), noise times a factor; summed over the modes."""
     total = 0.0
     for m, mode in enumerate(posterior.mean_MD):
-        matrix = posterior.curvature.dense()[m] / SCALE**2 / noise**2
+        matrix = curvature_of(posterior)[m] / noise**2
         precision = matrix + torch.diag(factor_D / SCALE**2)
         residual = posterior.log_likelihood_M[m] + 40 * math.log(NOISE * math.sqrt(2 * math.pi))
         fit = residual / noise**2 - 40 * math.log(NOISE * noise * math.sqrt(2 * math.pi))

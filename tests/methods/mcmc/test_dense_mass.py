@@ -48,7 +48,7 @@ def test_chains_are_those_in_coordinates_in_which_the_target_is_standard(name: s
     other: Any = plain.init(standard, start_MD, seeds=seeds)
     state = replace(state, step=20, inverse_mass_MD=FACTOR.expand(5, -1, -1))
     other = replace(other, step=20)
-    for _ in range(20):
+    for _ in range(10):
         state, info = method.step(correlated(), state)
         other, expected = plain.step(standard, other)
         assert_close(state.weights_MD, other.weights_MD @ FACTOR.T, rtol=1e-8, atol=1e-9)

@@ -93,7 +93,7 @@ def test_a_prior_that_is_not_normal_is_sampled_exactly():
     grid = torch.cartesian_prod(weights_D, weights_D)
     model = tb.Model(nn.Linear(1, 1).double(), tb.likelihoods.Gaussian(NOISE), tb.priors.Laplace(0.7))
     rows = (INPUTS[:6, :1], targets(1.5).targets_N[:6, None])
-    method = tb.EllipticalSlice(400, 22, 12, plan="vmap")
+    method = tb.EllipticalSlice(250, 22, 12, plan="vmap")
     posterior: Any = tb.fit(model, rows, method, callbacks=(), seed=3)
     found_MSD = posterior.weights_MSD
     log_G = tb.LogDensity(model, 6, tb.Batch(*rows), plan="vmap").value(grid).log_density

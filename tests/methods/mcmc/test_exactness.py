@@ -193,12 +193,12 @@ def stationary(transition: Tensor, noise: Tensor) -> Tensor:
     return flat.reshape(size, size)
 
 
-WIDE = 4000  # coordinates of a product density: as many independent chains
+WIDE = 2000  # coordinates of a product density: as many independent chains
 
 
 @pytest.mark.parametrize("step_size", [0.1, pytest.param(0.5, marks=pytest.mark.study), 1.5])
 def test_sgld_with_exact_gradients_has_variance_one_over_one_minus_a_quarter_of_the_step(step_size: float):
-    method = tb.SGLD(1, steps=360, burn_in=150, thin=5, step_size=step_size, batch_size=None)
+    method = tb.SGLD(1, steps=360, burn_in=110, thin=5, step_size=step_size, batch_size=None)
     chains = tb.sample(gaussian(), method, normal(1, WIDE), seed=4)
     assert_second_moment(chains, 1 / (1 - step_size / 4))
 
@@ -220,7 +220,7 @@ def test_sghmc_with_exact_gradients_has_the_covariance_of_its_recursion(form: An
         into, noise = torch.tensor([1.0, 1.0]).double(), 2 * friction * step_size
     law = stationary(torch.tensor(transition).double(), noise * torch.outer(into, into))
     method = tb.SGHMC(
-        1, steps=360, burn_in=150, thin=5, step_size=step_size, batch_size=None, momentum=momentum, form=form
+        1, steps=260, burn_in=110, thin=5, step_size=step_size, batch_size=None, momentum=momentum, form=form
     )
     assert_second_moment(tb.sample(gaussian(variance), method, normal(1, WIDE), seed=4), float(law[1, 1]))
 
@@ -236,7 +236,7 @@ def test_an_estimate_of_the_gradient_noise_takes_it_out_of_the_friction_form():
     """With gradient noise of variance s² the friction form injects 2(α − b)ε, b = εs²/2: the law is that without."""
     step_size, momentum, noise = 0.02, 0.8, 2.0
     estimate = step_size * noise**2 / 2
-    settings: dict[str, Any] = {"steps": 360, "burn_in": 150, "thin": 5, "step_size": step_size, "batch_size": None}
+    settings: dict[str, Any] = {"steps": 260, "burn_in": 110, "thin": 5, "step_size": step_size, "batch_size": None}
     transition = torch.tensor([[momentum, -step_size], [momentum, 1 - step_size]]).double()
     clean = 2 * (1 - momentum) * step_size
     for b, injected in ((estimate, clean), (0.0, clean + step_size**2 * noise**2)):
@@ -249,7 +249,7 @@ def test_an_estimate_of_the_gradient_noise_takes_it_out_of_the_friction_form():
 def test_noise_of_minibatches_adds_what_their_variance_says():
     """SGLD with gradient noise of variance s²: the stationary variance is (1 + ε s²/4)/(1 − ε/4)."""
     step_size, noise = 0.1, 3.0
-    method = tb.SGLD(1, steps=360, burn_in=150, thin=5, step_size=step_size, batch_size=None)
+    method = tb.SGLD(1, steps=360, burn_in=110, thin=5, step_size=step_size, batch_size=None)
     chains = tb.sample(NoisyGradient(gaussian(), scale=noise), method, normal(1, WIDE), seed=4)  # type: ignore[arg-type]
     assert_second_moment(chains, (1 + step_size * noise**2 / 4) / (1 - step_size / 4))
 
@@ -257,8 +257,8 @@ def test_noise_of_minibatches_adds_what_their_variance_says():
 @cache
 def thermostat(step_size: float, noise: float = 0.0) -> float:
     """Mean square of the weights under SGNHT, whose law is N(0, 1) up to an error of order √ε."""
-    steps = int(20 / step_size**0.5)
-    method = tb.SGNHT(1, steps=3 * steps, burn_in=3 * steps // 2, thin=5, step_size=step_size, batch_size=None)
+    steps = int(40 / step_size**0.5)
+    method = tb.SGNHT(1, steps=steps, burn_in=steps // 2, thin=5, step_size=step_size, batch_size=None)
     density: Any = NoisyGradient(gaussian(), scale=noise) if noise else gaussian()
     return float(second_moment(tb.sample(density, method, normal(1, WIDE), seed=1))[0])
 
@@ -273,7 +273,7 @@ def test_the_thermostat_does_not_keep_what_the_first_descent_had():
     """A start ten deviations away gives 17 times the kinetic energy of the temperature."""
     scales = torch.tensor([1.0, 0.55, 0.32]).double()
     density = tb.FunctionDensity(lambda w: -0.5 * (w.double() / scales).square().sum(1))
-    method = tb.SGNHT(512, 500, 350, 10, step_size=0.01, batch_size=None)
+    method = tb.SGNHT(512, 400, 300, 10, step_size=0.01, batch_size=None)
     chains = tb.sample(density, method, normal(512, 3) + 10.0, seed=3)
     shares = chains.weights_MSD.double().flatten(0, 1).std(0) / scales
     assert ((shares - 1).abs() < 0.1).all()
@@ -281,7 +281,7 @@ def test_the_thermostat_does_not_keep_what_the_first_descent_had():
 
 def test_the_thermostat_absorbs_gradient_noise_of_unknown_size():
     assert thermostat(0.01, noise=2.0) == pytest.approx(thermostat(0.01), abs=0.03)
-    method = tb.SGHMC(1, 500, 300, 5, step_size=0.01, batch_size=None)
+    method = tb.SGHMC(1, 300, 150, 5, step_size=0.01, batch_size=None)
     hot = tb.sample(NoisyGradient(gaussian(), scale=2.0), method, normal(1, WIDE))  # type: ignore[arg-type]
     assert second_moment(hot)[0] > 1.1
 
@@ -310,7 +310,7 @@ def test_temperature_scales_the_spread_of_stochastic_samplers(make: Make, temper
     model = tb.Model(network, tb.likelihoods.Gaussian(1e3), tb.priors.Normal(1.0), temperature=temperature)
     rows = (torch.zeros(4, 2000).double(), torch.zeros(4, 1).double())
     step_size = 1e-3 if make is tb.SGNHT else 0.05
-    settings = {"chains": 1, "steps": 700, "burn_in": 200, "thin": 5, "step_size": step_size, "batch_size": 2}
+    settings = {"chains": 1, "steps": 500, "burn_in": 200, "thin": 5, "step_size": step_size, "batch_size": 2}
     posterior = tb.fit(model, rows, make(**settings), start=normal(1, 2000) * temperature**0.5, callbacks=())
     assert isinstance(posterior, tb.Draws)
     assert posterior.weights_MSD.square().mean() / temperature == pytest.approx(1.0, abs=0.06)

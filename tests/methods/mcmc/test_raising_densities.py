@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.covering import some_of
 from tests.oracles import assert_close, normal
 from torch import Tensor, distributions, nn
 
@@ -68,9 +69,8 @@ def start(chains: int) -> Tensor:
 # --- proposals ---
 
 
-@samplers
-@pytest.mark.parametrize("broken", [invalid, not_positive_definite])
-@pytest.mark.parametrize("chains", [1, 7])
+@pytest.mark.parametrize(("make", "broken"), some_of(SAMPLERS.values(), [invalid, not_positive_definite], one_in=2))
+@pytest.mark.parametrize("chains", [7, pytest.param(1, marks=pytest.mark.study)])
 def test_an_exception_rejects_as_no_density_does(make: Callable[[int], Sampler], broken: Any, chains: int):
     """Of seven chains that are evaluated together, exactly those that went beyond the wall, for every pattern."""
     expected = tb.sample(tb.FunctionDensity(no_density), make(chains), start(chains), seed=2)
@@ -143,20 +143,19 @@ def test_trajectories_that_failed_are_over(size: int):
     assert ((ends < 1) | (ends > 2)).all()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
-        NotImplementedError(),
-        TypeError("unexpected"),
-        LostRankError("rank 1 is lost"),
-        SettingError("no such plan"),
-    ],
-    ids=repr,
-)
-@samplers
+OTHER_ERRORS = [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    NotImplementedError(),
+    TypeError("unexpected"),
+    LostRankError("rank 1 is lost"),
+    SettingError("no such plan"),
+]
+
+
+# all samplers ask `faults` what an error is
+@pytest.mark.parametrize(("make", "error"), some_of(SAMPLERS.values(), OTHER_ERRORS, one_in=3))
 def test_what_is_no_fault_of_the_target_ends_the_run(make: Callable[[int], Sampler], error: BaseException):
     calls: list[int] = []
 

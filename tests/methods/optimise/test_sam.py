@@ -231,7 +231,7 @@ METHODS = {
 
 @pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
 def test_every_descent_takes_it(make: Any) -> None:
-    data, about = rows_of(), {"members": 2, "epochs": 12, "batch_size": 6}
+    data, about = rows_of(), {"members": 2, "epochs": 6, "batch_size": 6}
     base = tb.SGD(0.2)
     plain, tiny, wide = (
         tb.fit(model_of(), data, make(optimizer, **about), seed=2, callbacks=()).sample(2)

@@ -282,7 +282,7 @@ EACH = [(tb.SVGD, OPTIMIZERS[0]), (in_weights, OPTIMIZERS[1])]
 
 @pytest.mark.parametrize(("make", "optimizer"), with_studies(EACH, MAKES, OPTIMIZERS))
 def test_one_particle_is_map_bit_for_bit(make: Any, optimizer: Any) -> None:
-    settings: dict[str, Any] = {"members": 1, "epochs": 5, "batch_size": 6, "optimizer": optimizer, "plan": "loop"}
+    settings: dict[str, Any] = {"members": 1, "epochs": 3, "batch_size": 6, "optimizer": optimizer, "plan": "loop"}
     for network in ("mlp", "conv_batch_norm", "dropout"):
         posteriors = [
             tb.fit(model_of(network), rows_of(network), kind(**settings), seed=3, callbacks=())

@@ -151,12 +151,12 @@ def test_on_all_the_data_it_is_mclmc_with_leapfrog_steps():
     """On N(0, I) with h = ε/√D: variances of 1 + h²/12, and Var[E]/D = h⁶/144, as of MCLMC."""
     h, size = 0.5, 60
     settings = {"step_size": h * size**0.5, "trajectory": size**0.5, "batch_size": None}
-    chains = run(tb.SMILE(400, 140, 50, 1, **settings), normal(400, size), NORMAL)
+    chains = run(tb.SMILE(400, 110, 50, 1, **settings), normal(400, size), NORMAL)
     squares = chains.weights_MSD.square().mean((1, 2))
     assert float(squares.mean()) - 1 == pytest.approx(h**2 / 12, rel=0.1, abs=4 * float(squares.std()) / 400**0.5)
     errors = chains.numbers["energy_error"][:, 50:]
     assert float(errors.mean()) == pytest.approx(h**6 / 144, rel=0.15)
-    assert_close(chains.numbers["noise_share"], torch.zeros(400, 140).double())
+    assert_close(chains.numbers["noise_share"], torch.zeros(400, 110).double())
 
 
 def regression(rows: int, temperature: float = 1.0) -> tuple[LinearGaussian, tb.Model, tuple[Tensor, Tensor]]:
@@ -172,7 +172,7 @@ def regression(rows: int, temperature: float = 1.0) -> tuple[LinearGaussian, tb.
 @pytest.mark.parametrize(("batch_size", "temperature"), [pytest.param(None, 0.3, marks=pytest.mark.study), (50, 1.0)])
 def test_a_linear_regression_is_met(batch_size: int | None, temperature: float):
     problem, model, data = regression(200, temperature)
-    method = tb.SMILE(48, 640, 440, 4, batch_size=batch_size)
+    method = tb.SMILE(64, 500, 340, 4, batch_size=batch_size)
     posterior = tb.fit(model, data, method, callbacks=())
     mean, covariance = problem.posterior()
     found = posterior.weights_MSD.flatten(0, 1) - mean
@@ -220,10 +220,10 @@ def test_a_chain_that_goes_back_finds_its_step_size_again(preconditioned: bool):
 
     def breaking(weights_MD: Tensor) -> Tensor:
         calls[0] += 1
-        broken_M = torch.tensor([calls[0] == 700, False]).double()
+        broken_M = torch.tensor([calls[0] == 460, False]).double()
         return -0.5 * weights_MD.square().sum(1) + 0 * weights_MD.sum(1) / (1 - broken_M)
 
-    method = tb.SMILE(2, 1260, 1200, 1, batch_size=None, preconditioned=preconditioned)
+    method = tb.SMILE(2, 860, 800, 1, batch_size=None, preconditioned=preconditioned)
     with pytest.warns(ProblemWarning, match="chain 0 diverged once"):
         chains = run(method, normal(2, 30), tb.FunctionDensity(breaking))
     assert chains.numbers["divergent"].sum(1).tolist() == [1.0, 0.0]

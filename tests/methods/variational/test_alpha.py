@@ -192,7 +192,7 @@ def test_gradients_by_layers_are_differences(estimator: Any) -> None:
     steps: dict[str, Any] = {"steps": [2, 3, 4], "power": 0.8}
     found = mixed_by_layers(density, (mean, scale), **about, **steps)
     for which, gradient in enumerate((found.mean_MD, found.scale_MD)):
-        for at in range(0, model.layout.size, 5):
+        for at in range(0, model.layout.size, 9):
             nlls = []
             for sign in (1, -1):
                 moved = [mean.clone(), scale.clone()]

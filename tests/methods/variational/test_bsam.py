@@ -74,7 +74,7 @@ def test_gradients_of_one_size_have_a_known_scale(size: float, delta: float, dam
     """s* = ((c + √(c² + 4 (δ + damping)))/2)² where |g| = c."""
     density = Slopes(3, lambda w, call: torch.full_like(w, size * (-1) ** (call // 2)), rows=100, delta=delta)
     method = tb.BSAM(lr=1e-6, decay=0.9, damping=damping, rho=1e-6, initial_scale=5.0, epochs=1)
-    state, _ = run(method, density, 800, 3)
+    state, _ = run(method, density, 300, 3)
     expected = ((size + math.sqrt(size**2 + 4 * (delta + damping))) / 2) ** 2
     assert state.precision_MD.flatten().tolist() == pytest.approx([expected] * 3, rel=1e-8)
 

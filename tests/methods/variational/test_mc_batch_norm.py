@@ -87,7 +87,7 @@ def test_a_draw_is_the_network_of_one_minibatch(name: str) -> None:
 
 def test_mean_of_a_minibatch_has_the_spread_of_drawing_without_replacement() -> None:
     """v/B · (N − B)/(N − 1) for the first layer, where v is the variance over the N rows."""
-    size, draws = 8, 800
+    size, draws = 8, 400
     net, posterior, inputs = fitted("dense", tb.MCBatchNorm(size, draws=draws))
     values = net.get_submodule("0")(inputs).detach()
     expected = values.var(0, correction=0) / size * (ROWS - size) / (ROWS - 1)

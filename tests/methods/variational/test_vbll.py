@@ -359,20 +359,21 @@ def test_networks_of_others_are_taken() -> None:
     conv = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3, bias=False))
     images, labels = normal(30, 1, 4, 4).float(), torch.arange(30) % 3
     model = tb.Model(conv, tb.likelihoods.Categorical())
-    found = tb.fit(model, (images, labels), tb.VBLL(epochs=2), callbacks=())
+    method = tb.VBLL(epochs=2, kl_weight=1.0)
+    found = tb.fit(model, (images, labels), method, callbacks=())
     assert found.buffers_M is not None
     assert tb.predict(found, images).probs.shape == (30, 3)
     assert found.mean_MD.dtype == torch.float32  # type: ignore[attr-defined]
     x, y = (part.float() for part in regression(30, 1))
-    alone = tb.fit(tb.Model(Squeezed(), tb.likelihoods.Gaussian(0.3)), (x, y[:, 0]), tb.VBLL(epochs=2), callbacks=())
+    alone = tb.fit(tb.Model(Squeezed(), tb.likelihoods.Gaussian(0.3)), (x, y[:, 0]), method, callbacks=())
     assert tb.predict(alone, x).mean.shape[0] == 30
     places = nn.Sequential(nn.Embedding(5, 4), nn.Tanh(), nn.Linear(4, 5))
     tokens = torch.arange(24).view(6, 4) % 5
     model = tb.Model(places, tb.likelihoods.Categorical(ignore_index=0))
-    found = tb.fit(model, (tokens, (2 * tokens) % 5), tb.VBLL("diagonal", epochs=2), callbacks=())
+    found = tb.fit(model, (tokens, (2 * tokens) % 5), replace(method, covariance="diagonal"), callbacks=())
     assert tb.predict(found, tokens).probs.shape == (6, 4, 5)
     low = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.2), nn.Tanh(), nn.Linear(4, 1)).bfloat16()
-    found = tb.fit(tb.Model(low, tb.likelihoods.Gaussian(0.3)), (x, y), tb.VBLL(epochs=2), callbacks=())
+    found = tb.fit(tb.Model(low, tb.likelihoods.Gaussian(0.3)), (x, y), method, callbacks=())
     assert tb.predict(found, x).mean.isfinite().all()
 
 
@@ -413,7 +414,7 @@ def test_last_layers_of_any_class_are_those_of_torch(kind: Any, outputs: int) ->
     data, x, method = (
         regression(30, outputs),
         normal(7, 2, seed=9),
-        tb.VBLL(epochs=20, optimizer=tb.Adam(0.1), kl_weight=1.0),
+        tb.VBLL(epochs=6, optimizer=tb.Adam(0.1), kl_weight=1.0),
     )
     found = []
     for net in (stacked(outputs=outputs, width=3), _ending_in(kind, outputs)):
@@ -435,7 +436,7 @@ class Scaled(nn.Linear):
 def test_one_weight_and_one_row() -> None:
     model = tb.Model(nn.Linear(1, 1, bias=False).double(), tb.likelihoods.Gaussian(0.5))
     data = (torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
-    posterior = tb.fit(model, data, tb.VBLL(epochs=200, optimizer=tb.Adam(0.06)), callbacks=())
+    posterior = tb.fit(model, data, tb.VBLL(epochs=200, optimizer=tb.Adam(0.06), kl_weight=1.0), callbacks=())
     assert_close(posterior.tensors()["mean_MD"], torch.tensor([[0.8]]).double(), rtol=1e-2)
     assert isinstance(posterior, tb.Gaussian)
     assert_close(posterior.covariance.dense(), torch.tensor([[[0.2]]]).double(), rtol=1e-2)

@@ -162,7 +162,7 @@ ESTIMATORS: dict[str, tuple[str, ...]] = {
 )
 def test_estimators_are_unbiased(name: str) -> None:
     """Flipout on every network, local noise where a layer has one position: the mean gradient is that of weights."""
-    reference = drawn(name, "weights", 1000)
+    reference = drawn(name, "weights", 400)
     for estimator in ESTIMATORS[name]:
         found = drawn(name, estimator, 60)
         error = (reference.var(0) / len(reference) + found.var(0) / len(found)).sqrt()

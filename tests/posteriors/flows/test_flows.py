@@ -57,13 +57,13 @@ def grid(size: int, reach: float, count: int) -> tuple[Tensor, float]:
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("kind", ALONE)
 def test_the_density_over_one_weight_integrates_to_one(kind: Transform, members: int) -> None:
-    points, step = grid(1, 60.0, 60_001)
+    points, step = grid(1, 60.0, 60_001 if kind == "spline" else 12_001)  # whose density has kinks
     assert float(posterior_of(kind, 1, members).log_prob(points).exp().sum()) * step == pytest.approx(1, abs=2e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_density_over_two_weights_integrates_to_one(kind: Transform) -> None:
-    points, step = grid(2, 12.0, 481 if kind == "spline" else 281)  # whose density has kinks
+    points, step = grid(2, 7.0, 281 if kind == "spline" else 161)  # whose density has kinks
     mass = posterior_of(kind, 2, bend=0.3).log_prob(points).exp() * step
     assert float(mass.sum()) == pytest.approx(1, abs=3e-3)
     assert float(mass.max()) < 0.02  # a grid that is finer than the density
@@ -73,9 +73,9 @@ def test_the_density_over_two_weights_integrates_to_one(kind: Transform) -> None
 def test_draws_have_that_density(kind: Transform) -> None:
     """Means and squares of draws are those of the density on a grid, within 4.5 standard errors."""
     posterior = posterior_of(kind, 2, bend=0.3)
-    points, step = grid(2, 12.0, 321)
+    points, step = grid(2, 7.0, 187)
     mass = posterior.log_prob(points).exp() * step
-    drawn = posterior.sample(20_000, seed=5)
+    drawn = posterior.sample(10_000, seed=5)
     for power in (1, 2):
         error = drawn.pow(power).std(0) / math.sqrt(len(drawn))
         expected = (mass.unsqueeze(-1) * points.pow(power)).sum(0)
@@ -86,10 +86,10 @@ def test_draws_have_that_density(kind: Transform) -> None:
 def test_the_determinant_is_that_of_the_jacobian(kind: Transform) -> None:
     flow = flow_of(kind, 5, **SETTINGS)
     parameters = flow.start(normal(2, flow.layout.size)) + 0.7 * normal(2, flow.layout.size, seed=1)
-    base_MSD = 1.5 * normal(2, 3, 5, seed=2)
+    base_MSD = 1.5 * normal(2, 2, 5, seed=2)
     _, found_MS = flow.forward(parameters, base_MSD)
     for m in range(2):
-        for s in range(3):
+        for s in range(2):
 
             def one(point: Tensor, m: int = m) -> Tensor:
                 return flow.forward(parameters[m : m + 1], point[None, None])[0][0, 0]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, distributions, nn
 
 import torchbayes as tb
+from tests.covering import some_of
 from tests.laws.cases import CLASSES, NETWORKS, POSTERIORS, model_of, normal, rows_of
 from tests.oracles import assert_close
 from torchbayes.linalg import Diagonal
@@ -89,8 +90,7 @@ def averaged(name: str, likelihood: Any = None) -> tuple[tb.Gaussian, nn.Module,
     return posterior, posterior.module(DRAWS, seed=5), inputs
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("kind", POSTERIORS)
+@pytest.mark.parametrize(("kind", "network"), some_of(POSTERIORS, NETWORKS, one_in=3))
 def test_every_posterior_gives_what_predict_gives(kind: str, network: str) -> None:
     model, (inputs, _) = model_of(network), rows_of(network)
     posterior = POSTERIORS[kind](model, 2).calibrated(lambda: [inputs])

@@ -31,7 +31,7 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.native.process import differentiable
-from torchbayes.randomness.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix, numbered
 
 USUAL_STEPS = 5000  # more than elsewhere, because a scale takes longer to settle than a weight
 _NOISE = Purpose.VARIATIONAL
@@ -225,7 +225,7 @@ def ask(
     removed from the objective of the tempered likelihood p^(1/T). The gradient is S times that by each draw.
     """
     draws, buffers = weights_MSD.shape[1], now.buffers
-    seeds = [mix(Purpose.VARIATIONAL_MASKS, seed, now.step, s) for seed in now.seeds for s in range(draws)]
+    seeds = [s for seed in now.seeds for s in numbered(Purpose.VARIATIONAL_MASKS, seed, now.step, count=draws)]
     if draws > 1:
         buffers = {name: buffer.repeat_interleave(draws, 0) for name, buffer in buffers.items()}
         batch = batch.map(lambda t: t.repeat_interleave(draws, 0))
