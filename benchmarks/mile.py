@@ -1,12 +1,15 @@
-"""MILE by the protocol under which its tables were published, beside the ensemble where it begins.
+"""Samplers of networks by the protocol under which the tables of MILE were published, and `bde` beside them.
 
     TORCHBAYES_DATA=... python -m benchmarks.mile --data airfoil energy --seeds 5
+    TORCHBAYES_DATA=... torchrun --nproc-per-node 2 -m benchmarks.mile --method SGNHT --data airfoil bikesharing
 
 A fifth of the rows is left out by `train_test_split(test_size=0.2, random_state=0)`; inputs and targets are
 standardised by the others. Networks have two outputs, mean and noise. `nll` is that of a Gaussian with mean and
 variance of the predictive distribution, `mixture` that of this distribution itself, in units of the standardised
 targets; then the share of targets in central intervals of 50, 80 and 95 %. Seconds are those of the wall, with the
-threads that torch has, and those of all its processors (`cpu`).
+threads that torch has, and those of all its processors (`cpu`). Under torchrun chains are shared by processes, and
+seconds of processors are those of one. `--bde` runs `sklearn-contrib-bde`, as its paper does, after
+`make .peers/tables`, on the columns as they are.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import time
 import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +31,8 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 import torchbayes as tb
+from benchmarks.tables.networks import MicrocanonicalEnsemble
+from benchmarks.tables.prediction import Prediction
 from benchmarks.tables.sets import airfoil, bikesharing
 
 _TABLES = {"airfoil": airfoil, "bikesharing": bikesharing}
@@ -74,9 +80,8 @@ def network(columns: int, width: int, depth: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(width, 2))
 
 
-def scores(posterior: Any, test: Rows) -> dict[str, float]:
-    """Return the scores of a posterior on test rows."""
-    predictive, targets = tb.predict(posterior, test[0]), test[1]
+def scores(predictive: tb.Predictive, targets: Tensor) -> dict[str, float]:
+    """Return the scores of predictions of test rows."""
     mean, variance = predictive.mean, predictive.variance
     squares = (targets - mean).square()
     found = {
@@ -90,8 +95,22 @@ def scores(posterior: Any, test: Rows) -> dict[str, float]:
     return found
 
 
-def run(name: str, seed: int, asked: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Return the scores of ensemble and MILE on one table, with seconds."""
+def methods(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the methods by name: chains alone, or MILE and the ensemble where it begins."""
+    if asked.method == "SGNHT":
+        steps = asked.steps or 100_000
+        return {"SGNHT": tb.SGNHT(asked.members, steps, burn_in=steps // 2, thin=max(1, steps // 80))}
+    method = tb.MILE(members=asked.members)
+    if asked.epochs:
+        method = replace(method, ensemble=replace(method.ensemble, epochs=asked.epochs))
+    if asked.steps:
+        length = {"steps": asked.steps, "burn_in": int(0.6 * asked.steps), "thin": max(1, asked.steps // 250)}
+        method = replace(method, sampler=replace(method.sampler, **length))
+    return {"ensemble": replace(method.ensemble, members=asked.members), "MILE": method}
+
+
+def run(name: str, seed: int, asked: argparse.Namespace, ranks: tb.Ranks) -> dict[str, dict[str, float]]:
+    """Return the scores of each method on one table, with seconds."""
     train, test = protocol(name, asked.bins)
     torch.manual_seed(seed)
     model = tb.Model(
@@ -99,19 +118,39 @@ def run(name: str, seed: int, asked: argparse.Namespace) -> dict[str, dict[str, 
         tb.likelihoods.HeteroscedasticGaussian(),
         tb.priors.Normal(asked.prior),
     )
-    method = tb.MILE(members=asked.members)
-    if asked.epochs:
-        method = replace(method, ensemble=replace(method.ensemble, epochs=asked.epochs))
-    if asked.steps:
-        length = {"steps": asked.steps, "burn_in": int(0.6 * asked.steps), "thin": max(1, asked.steps // 250)}
-        method = replace(method, sampler=replace(method.sampler, **length))
     found = {}
-    for label, way in (("ensemble", replace(method.ensemble, members=asked.members)), ("MILE", method)):
+    for label, way in methods(asked).items():
         began, worked = time.perf_counter(), time.process_time()
-        posterior = tb.fit(model, train, way, seed=seed, callbacks=())
+        posterior = tb.fit(model, train, way, seed=seed, callbacks=(), ranks=ranks)
         spent = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - worked}
-        found[label] = {**scores(posterior, test), **spent, "members": posterior.members}
+        found[label] = {**scores(tb.predict(posterior, test[0]), test[1]), **spent, "members": posterior.members}
+    if asked.bde and ranks.first:
+        found["bde"] = bde(*protocol(name, 0), seed)
     return found
+
+
+class Published(MicrocanonicalEnsemble):
+    """`sklearn-contrib-bde` with the settings of its paper."""
+
+    settings: ClassVar[dict[str, Any]] = {
+        "n_members": 10,
+        "hidden_layers": [16] * 4,
+        "epochs": 1200,
+        "patience": 20,
+        "warmup_steps": 50_000,
+        "n_samples": 1000,
+        "n_thinning": 10,
+    }
+
+
+def bde(train: Rows, test: Rows, seed: int) -> dict[str, float]:
+    """Return the scores of `sklearn-contrib-bde`, with seconds."""
+    began, worked = time.perf_counter(), time.process_time()
+    inputs, targets = (part.numpy() for part in train)
+    fitted = Published(regression=True, seed=seed).fit(inputs, targets.squeeze(1))
+    predictive = Prediction(fitted.distribution(test[0].numpy())).predictive
+    spent = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - worked}
+    return {**scores(predictive, test[1].double()), **spent, "members": Published.settings["n_members"]}
 
 
 def main() -> None:
@@ -126,19 +165,29 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=0, help="of the ensemble; 0 for as many as held-out rows choose")
     parser.add_argument("--bins", type=int, default=0, help="pieces of each column beside it; 0 for none")
     parser.add_argument(
-        "--steps", type=int, default=0, help="of a chain, six tenths of them burn-in; 0 for the default"
+        "--steps", type=int, default=0, help="of a chain; 0 for the default of MILE, and 100,000 of SGNHT"
     )
+    parser.add_argument("--method", choices=("MILE", "SGNHT"), default="MILE")
+    parser.add_argument("--bde", action="store_true", help="with the packages of `make .peers/tables`")
     asked = parser.parse_args()
+    sys.path.append(str(Path(".peers/tables").absolute()))
     warnings.simplefilter("ignore", tb.ProblemWarning)
-    for name in asked.data:
-        by_seed = [run(name, seed, asked) for seed in range(asked.seeds)]
-        print(f"\n{name}, {asked.width}x{asked.depth}, {asked.bins} bins, {asked.seeds} seeds")
-        names = [*by_seed[0]["MILE"]]
-        print("".join([f"{'':10}", *(f"{each:>16}" for each in names)]))
-        for label in by_seed[0]:
-            numbers = np.array([[found[label][each] for each in names] for found in by_seed])
-            cells = (f"{m:9.3f} ± {s:4.3f}" for m, s in zip(numbers.mean(0), numbers.std(0), strict=True))
-            print("".join([f"{label:10}", *(f"{cell:>16}" for cell in cells)]), flush=True)
+    with tb.Ranks.grid(members=asked.members) if "WORLD_SIZE" in os.environ else tb.Ranks() as ranks:
+        for name in asked.data:
+            by_seed = [run(name, seed, asked, ranks) for seed in range(asked.seeds)]
+            if ranks.first:
+                show(name, by_seed, asked)
+
+
+def show(name: str, by_seed: list[dict[str, dict[str, float]]], asked: argparse.Namespace) -> None:
+    """Print the scores of one table."""
+    print(f"\n{name}, {asked.width}x{asked.depth}, {asked.bins} bins, {asked.seeds} seeds")
+    names = [*next(iter(by_seed[0].values()))]
+    print("".join([f"{'':10}", *(f"{each:>16}" for each in names)]))
+    for label in by_seed[0]:
+        numbers = np.array([[found[label][each] for each in names] for found in by_seed])
+        cells = (f"{m:9.3f} ± {s:4.3f}" for m, s in zip(numbers.mean(0), numbers.std(0), strict=True))
+        print("".join([f"{label:10}", *(f"{cell:>16}" for cell in cells)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -79,15 +79,23 @@ class MicrocanonicalEnsemble(Method):
     """
 
     library = "bde"
+    settings: ClassVar[dict[str, Any]] = {
+        "n_members": 4,
+        "hidden_layers": [16, 16],
+        "epochs": 300,
+        "patience": 25,
+        "warmup_steps": 1000,
+        "n_samples": 500,
+        "n_thinning": 5,
+    }
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train, then sample."""
         from sklearn.preprocessing import StandardScaler
 
         self._scale = StandardScaler().fit(X)
-        settings = {"n_members": 4, "hidden_layers": [16, 16], "epochs": 300, "patience": 25, "seed": self.seed}
         kind = self._library.BdeRegressor if self.regression else self._library.BdeClassifier
-        self._fitted = kind(**settings, warmup_steps=1000, n_samples=500, n_thinning=5)
+        self._fitted = kind(**self.settings, seed=self.seed)
         self._fitted.fit(self._rows(X), y.astype(np.float32) if self.regression else y)
         return self
 

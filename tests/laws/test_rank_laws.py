@@ -225,19 +225,20 @@ def resumed(grid: tuple[int, int] | None) -> list[str]:
 STOPS = {"hmc": (6, 8), "sghmc_cyclical": (4, 8)}  # behind burn-in
 
 
-def fit_part(grid: tuple[int, int] | None, folder: Path, stage: int) -> None:
-    """Start or resume some methods on a grid, or in one process; a callback of the first process ends two stages."""
-    with tb.Ranks.grid(*grid) if grid else tb.Ranks() as ranks:
-        for name in resumed(grid):
-            last = (*STOPS.get(name, (3, 6)), 1000)[stage]
-            fitted(
-                name,
-                ranks,
-                epochs=3,
-                directory=folder / name,
-                resume=(folder / name).exists(),
-                callbacks=(lambda event, last=last: event.step >= last,),
-            )
+def fit_parts(grids: dict[int, tuple[int, int] | None], folder: Path) -> None:
+    """Start or resume some methods on grids, or in one process; a callback of the first process ends two stages."""
+    for stage, grid in grids.items():
+        with tb.Ranks.grid(*grid) if grid else tb.Ranks() as ranks:
+            for name in resumed(grid):
+                last = (*STOPS.get(name, (3, 6)), 1000)[stage]
+                fitted(
+                    name,
+                    ranks,
+                    epochs=3,
+                    directory=folder / name,
+                    resume=(folder / name).exists(),
+                    callbacks=(lambda event, last=last: event.step >= last,),
+                )
 
 
 @pytest.mark.slow
@@ -248,11 +249,12 @@ def fit_part(grid: tuple[int, int] | None, folder: Path, stage: int) -> None:
     ids=["2-2-1", "1-2-1"],
 )
 def test_a_run_goes_on_with_another_number_of_ranks(grids: tuple[tuple[int, int] | None, ...], tmp_path: Path) -> None:
-    for stage, grid in enumerate(grids):
-        if grid is None:
-            fit_part(None, tmp_path, stage)
+    """Processes may form one grid after another."""
+    for in_one, parts in itertools.groupby(enumerate(grids), key=lambda part: part[1] is None):
+        if in_one:
+            fit_parts(dict(parts), tmp_path)
         else:
-            check(launch(fit_part, 2, tmp_path, grid, tmp_path, stage))
+            check(launch(fit_parts, 2, tmp_path, dict(parts), tmp_path))
     for name in resumed(None):
         whole = fitted(name, epochs=3, directory=tmp_path / "whole" / name)
         stored = tb.load(tmp_path / name / "posterior.safetensors", whole.model)

@@ -10,6 +10,7 @@ Ranks that share the members work on different rows of the M axis and communicat
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from torchbayes.checks import check_counts, check_flags, check_positive, optional
 
@@ -101,7 +103,7 @@ class Ranks:
         if kind == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if opened:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timedelta(0, timeout))
+            _open("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timedelta(0, timeout))
         world = dist.get_world_size()
         shares = _shares(world, data, chains, members=members)
         if shares[0] * shares[1] != world:
@@ -224,6 +226,20 @@ def _shares(world: int, data: int | None, chains: int | None, *, members: int) -
     if chains is None:
         chains = math.gcd(members, world) if data is None else world // data
     return (data or world // chains), chains
+
+
+_MET: list[tuple[Any, int, int]] = []  # the store of these processes, this one's number, and how many there are
+_OPENED = itertools.count()
+
+
+def _open(backend: str, timeout: timedelta) -> None:
+    """Start a process group with keys of its own, because a second would find the addresses of the first."""
+    if not _MET:
+        _MET.append(next(rendezvous("env://", timeout=timeout)))
+    store, rank, world = _MET[0]
+    store.set_timeout(timeout)
+    keys = dist.PrefixStore(f"torchbayes {next(_OPENED)}", store)  # type: ignore[attr-defined]  # PyTorch's own list
+    dist.init_process_group(backend, store=keys, rank=rank, world_size=world, timeout=timeout)
 
 
 @contextmanager
