@@ -22,7 +22,6 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
 from torchbayes.checks import check_counts, check_flags, check_positive, optional
 
@@ -234,6 +233,8 @@ _OPENED = itertools.count()
 
 def _open(backend: str, timeout: timedelta) -> None:
     """Start a process group with keys of its own, because a second would find the addresses of the first."""
+    from torch.distributed.rendezvous import rendezvous  # absent from builds of PyTorch without processes
+
     if not _MET:
         _MET.append(next(rendezvous("env://", timeout=timeout)))
     store, rank, world = _MET[0]
