@@ -8,8 +8,8 @@ standardised by the others. Networks have two outputs, mean and noise. `nll` is 
 variance of the predictive distribution, `mixture` that of this distribution itself, in units of the standardised
 targets; then the share of targets in central intervals of 50, 80 and 95 %. Seconds are those of the wall, with the
 threads that torch has, and those of all its processors (`cpu`). Under torchrun chains are shared by processes, and
-seconds of processors are those of one. `--bde` runs `sklearn-contrib-bde`, as its paper does, after
-`make .peers/tables`, on the columns as they are.
+seconds of processors are those of one. Settings are chosen with `--tuning`. `--bde` runs `sklearn-contrib-bde` as its
+paper does, after `make .peers/tables`, on the columns as they are.
 """
 
 from __future__ import annotations
@@ -49,21 +49,31 @@ def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
     return held["data"][:, held["feature_columns"].astype(int)], held["data"][:, held["target_column"].astype(int)]
 
 
-def protocol(name: str, bins: int) -> tuple[Rows, Rows]:
-    """Return training and test rows, standardised; with `bins`, columns in pieces beside them."""
-    inputs, targets = rows_of(name)
-    given = train_test_split(inputs, targets, test_size=0.2, random_state=0)
-    train, test, train_targets, test_targets = (torch.as_tensor(part, dtype=torch.float64) for part in given)
-    parts = []
-    for one, other in ((train, test), (train_targets, test_targets)):
-        mean, scale = one.mean(0), one.std(0, correction=0)
-        scale[scale == 0] = 1
-        parts.append([(each - mean) / scale for each in (one, other)])
-    (train, test), (train_targets, test_targets) = parts
-    levels = torch.linspace(0, 1, bins + 1).double()
-    ends = [torch.quantile(column, levels).unique() for column in train.T] if bins else []
-    wide = [torch.cat([each, *map(pieces, each.T, ends)], 1) if bins else each for each in (train, test)]
-    return (wide[0].float(), train_targets.float()), (wide[1].float(), test_targets.float())
+def protocol(name: str, bins: int = 0, *, logs: bool = False, tuning: bool = False) -> tuple[Rows, Rows]:
+    """Return training and test rows, standardised by the former.
+
+    With `bins`, columns in pieces are beside them; with `logs`, logarithms of columns of more than two values that are
+    all positive. For `tuning`, a fifth of the training rows take the place of the test rows.
+    """
+    train, test, train_targets, test_targets = train_test_split(*rows_of(name), test_size=0.2, random_state=0)
+    if tuning:
+        train, test, train_targets, test_targets = train_test_split(train, train_targets, test_size=0.2, random_state=1)
+    parts = [_standardised(train, test)]
+    if logs:
+        positive = [k for k, column in enumerate(train.T) if column.min() > 0 and len(np.unique(column)) > 2]
+        parts.append(_standardised(*(np.log(each[:, positive].clip(1e-9)) for each in (train, test))))
+    columns, others = parts[0]
+    ends = [torch.quantile(column, torch.linspace(0, 1, bins + 1).double()).unique() for column in columns.T]
+    if bins:
+        parts.append([torch.cat([*map(pieces, each.T, ends)], 1) for each in (columns, others)])
+    inputs = [torch.cat(each, 1).float() for each in zip(*parts, strict=True)]
+    targets = [each.float() for each in _standardised(train_targets, test_targets)]
+    return (inputs[0], targets[0]), (inputs[1], targets[1])
+
+
+def _standardised(train: np.ndarray, test: np.ndarray) -> list[Tensor]:
+    mean, scale = train.mean(0), train.std(0)
+    return [torch.from_numpy((each - mean) / np.where(scale == 0, 1, scale)) for each in (train, test)]
 
 
 def pieces(column: Tensor, ends: Tensor) -> Tensor:
@@ -99,7 +109,8 @@ def methods(asked: argparse.Namespace) -> dict[str, Any]:
     """Return the methods by name: chains alone, or MILE and the ensemble where it begins."""
     if asked.method == "SGNHT":
         steps = asked.steps or 100_000
-        return {"SGNHT": tb.SGNHT(asked.members, steps, burn_in=steps // 2, thin=max(1, steps // 80))}
+        thin = max(1, steps // 80)
+        return {"SGNHT": tb.SGNHT(asked.members, steps, steps // 2, thin, batch_size=asked.batch)}
     method = tb.MILE(members=asked.members)
     if asked.epochs:
         method = replace(method, ensemble=replace(method.ensemble, epochs=asked.epochs))
@@ -111,7 +122,7 @@ def methods(asked: argparse.Namespace) -> dict[str, Any]:
 
 def run(name: str, seed: int, asked: argparse.Namespace, ranks: tb.Ranks) -> dict[str, dict[str, float]]:
     """Return the scores of each method on one table, with seconds."""
-    train, test = protocol(name, asked.bins)
+    train, test = protocol(name, asked.bins, logs=asked.logs, tuning=asked.tuning)
     torch.manual_seed(seed)
     model = tb.Model(
         network(train[0].shape[1], asked.width, asked.depth),
@@ -125,7 +136,7 @@ def run(name: str, seed: int, asked: argparse.Namespace, ranks: tb.Ranks) -> dic
         spent = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - worked}
         found[label] = {**scores(tb.predict(posterior, test[0]), test[1]), **spent, "members": posterior.members}
     if asked.bde and ranks.first:
-        found["bde"] = bde(*protocol(name, 0), seed)
+        found["bde"] = bde(*protocol(name, tuning=asked.tuning), seed)
     return found
 
 
@@ -164,6 +175,9 @@ def main() -> None:
     parser.add_argument("--prior", type=float, default=1.0, help="standard deviation of every weight")
     parser.add_argument("--epochs", type=int, default=0, help="of the ensemble; 0 for as many as held-out rows choose")
     parser.add_argument("--bins", type=int, default=0, help="pieces of each column beside it; 0 for none")
+    parser.add_argument("--logs", action="store_true", help="logarithms of positive columns beside them")
+    parser.add_argument("--tuning", action="store_true", help="score rows of the training part instead of the test's")
+    parser.add_argument("--batch", type=int, default=128, help="rows of a step of SGNHT")
     parser.add_argument(
         "--steps", type=int, default=0, help="of a chain; 0 for the default of MILE, and 100,000 of SGNHT"
     )
@@ -181,7 +195,7 @@ def main() -> None:
 
 def show(name: str, by_seed: list[dict[str, dict[str, float]]], asked: argparse.Namespace) -> None:
     """Print the scores of one table."""
-    print(f"\n{name}, {asked.width}x{asked.depth}, {asked.bins} bins, {asked.seeds} seeds")
+    print(f"\n{name}, {asked.width}x{asked.depth}, {asked.bins} bins{', logs' * asked.logs}, {asked.seeds} seeds")
     names = [*next(iter(by_seed[0].values()))]
     print("".join([f"{'':10}", *(f"{each:>16}" for each in names)]))
     for label in by_seed[0]:

@@ -25,7 +25,7 @@ _CHAINS, _FEATURES = 24, 20
 
 def problem() -> tuple[tb.Model, tuple[Tensor, Tensor], Tensor, Tensor]:
     """Return a model, its data, and the exact mean and precision of its posterior."""
-    (inputs, targets), _ = protocol("airfoil", 0)
+    (inputs, targets), _ = protocol("airfoil")
     inputs, targets = inputs.double(), targets.double()
     generator = torch.Generator().manual_seed(0)
     weights, biases = (torch.randn(n, _FEATURES, generator=generator).double() for n in (inputs.shape[1], 1))
