@@ -139,12 +139,12 @@ def test_python_blocks_are_held_against_the_package(right: str, wrong: str, mess
 )
 def test_docstrings_are_held_against_the_package(right: str, wrong: str, message: str) -> None:
     def found(text: str) -> str:
-        source = f'import json\n\ndef f(draws):\n    """Do {text}."""\n    return json, draws\n'
+        source = f'import json\n\nclass C:\n  def f(draws):\n    """Do {text}."""\n    return json, draws\n'
         return said(docstrings.check_source("src/a.py", source, WORDS | {"draws"}))
 
     assert found(right) == ""
     assert message in found(wrong)
-    assert found(wrong).startswith("src/a.py:3: ")
+    assert found(wrong).startswith("src/a.py:4: ")
 
 
 def test_blocks_of_one_session_share_names_and_others_do_not() -> None:
