@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.pictures import unpainted
 from torchbayes.assess.columns.dependence import partial_dependence
 from torchbayes.assess.columns.table import TablePredictor, predictor
 from torchbayes.predictive.linearised import preferred
+from torchbayes.report.fit import sections
 from torchbayes.sklearn import BayesianClassifier, BayesianMLPRegressor, BayesianRegressor, Split, load, save
 
 QUICK = tb.MAP(members=3, epochs=8, batch_size=32, optimizer=tb.Adam(0.01))
@@ -31,6 +33,8 @@ def _plain(few_resamples, monkeypatch, request):
     unpainted(monkeypatch)
     if "beside" not in request.node.name:
         monkeypatch.setattr("torchbayes.report.fit.baselines", lambda *_, **__: {})
+    if not {"beside", "every", "dependence", "classifier"} & set(request.node.name.split("_")):  # curves along columns, likewise
+        monkeypatch.setattr("torchbayes.sklearn.page.sections", partial(sections, along=False))
 
 
 def mixed() -> pd.DataFrame:
