@@ -33,7 +33,9 @@ def _plain(few_resamples, monkeypatch, request):
     unpainted(monkeypatch)
     if "beside" not in request.node.name:
         monkeypatch.setattr("torchbayes.report.fit.baselines", lambda *_, **__: {})
-    if not {"beside", "every", "dependence", "classifier"} & set(request.node.name.split("_")):  # curves along columns, likewise
+    if not {"beside", "every", "dependence", "classifier"} & set(
+        request.node.name.split("_")
+    ):  # curves along columns, likewise
         monkeypatch.setattr("torchbayes.sklearn.page.sections", partial(sections, along=False))
 
 
