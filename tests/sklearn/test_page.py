@@ -29,13 +29,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 
 @pytest.fixture(autouse=True)
 def _plain(few_resamples, monkeypatch, request):
-    """Neither pictures nor boosted trees, which take longer than all else."""
+    """Neither pictures nor boosted trees, which take longer than all else, nor curves along columns but in some."""
     unpainted(monkeypatch)
     if "beside" not in request.node.name:
         monkeypatch.setattr("torchbayes.report.fit.baselines", lambda *_, **__: {})
-    if not {"beside", "every", "dependence", "classifier"} & set(
-        request.node.name.split("_")
-    ):  # curves along columns, likewise
+    along_columns = {"beside", "every", "dependence", "classifier"}
+    if not along_columns & set(request.node.name.split("_")):
         monkeypatch.setattr("torchbayes.sklearn.page.sections", partial(sections, along=False))
 
 
