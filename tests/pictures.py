@@ -14,7 +14,7 @@ BLANK = base64.b64decode(
 
 
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let figures be saved as one pixel; `tests/report` and one run of each kind paint them."""
+    """Let figures be saved as one pixel; pages of `tests/report` and one run of each kind paint them."""
 
     def save(_: Figure, stream: Any, **__: Any) -> None:
         stream.write(BLANK)

@@ -77,9 +77,10 @@ def linear() -> Means:
     return compared(*(normal.moments(normal.on_line(own_P)).values_F for own_P in (values_P, values_P[::2])))
 
 
-def groups(*, centred: bool) -> Means:
+def groups(*, centred: bool, spacing: float = 0.005) -> Means:
     """Return the means along log τ, given which all else is normal; effects are θ = μ + τ z."""
-    values_P, normal = torch.arange(-30, 20, 0.005, dtype=torch.float64), NormalGiven(log_density_of("groups"), 8, [1])
+    values_P = torch.arange(-30, 20, spacing, dtype=torch.float64)
+    normal = NormalGiven(log_density_of("groups"), 8, [1])
     found = []
     for own_P in (values_P, values_P[::2]):
         change_PRR = torch.eye(7, dtype=torch.float64).repeat(len(own_P), 1, 1)

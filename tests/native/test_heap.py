@@ -12,7 +12,7 @@ from benchmarks.harness import memory_now
 from tests.processes import forked
 from torchbayes.native import process as heap
 
-LAYOUTS = 24
+LAYOUTS = 40
 
 
 def faults(widened: bool, number: int, pipe: Connection) -> None:

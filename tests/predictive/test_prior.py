@@ -52,7 +52,7 @@ def test_outputs_have_the_variance_of_the_prior_through_the_likelihood():
 
 
 def test_a_wide_relu_network_has_the_arc_cosine_kernel():
-    inputs, width, draws = normal(5, 3, seed=2), 400, 3000
+    inputs, width, draws = normal(5, 3, seed=2), 400, 1500
     net = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 1)).double()
     prior = tb.priors.FanInNormal(gain=1.0, bias_scale=0.5)
     found = tb.prior_predictive(tb.Model(net, GAUSSIAN, prior), inputs, draws=draws, seed=1)

@@ -6,18 +6,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from torchbayes.report import figures, png
+from tests.report.helpers import drawn
+from torchbayes.report import figures
 from torchbayes.report.figures.chains import rank_counts
 
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
-
-
-def drawn(figure: Figure) -> list[Axes]:
-    """Render the figure, so that warnings of the layout count as errors, and give its axes."""
-    assert png(figure, dpi=40).startswith(b"\x89PNG")
-    return figure.axes
 
 
 def stairs(axes: Axes, index: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.pictures import unpainted
 from torchbayes.assess.columns.dependence import partial_dependence
 from torchbayes.assess.columns.table import TablePredictor, predictor
 from torchbayes.predictive.linearised import preferred
+from torchbayes.report.fit import sections
 from torchbayes.sklearn import BayesianClassifier, BayesianMLPRegressor, BayesianRegressor, Split, load, save
 
 QUICK = tb.MAP(members=3, epochs=8, batch_size=32, optimizer=tb.Adam(0.01))
@@ -27,10 +29,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 
 @pytest.fixture(autouse=True)
 def _plain(few_resamples, monkeypatch, request):
-    """Neither pictures nor boosted trees, which take longer than all else."""
+    """Neither pictures nor boosted trees, which take longer than all else, nor curves along columns but in some."""
     unpainted(monkeypatch)
     if "beside" not in request.node.name:
         monkeypatch.setattr("torchbayes.report.fit.baselines", lambda *_, **__: {})
+    along_columns = {"beside", "every", "dependence", "classifier"}
+    if not along_columns & set(request.node.name.split("_")):
+        monkeypatch.setattr("torchbayes.sklearn.page.sections", partial(sections, along=False))
 
 
 def mixed() -> pd.DataFrame:

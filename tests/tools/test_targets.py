@@ -286,7 +286,7 @@ def test_standard_errors(memory: float):
 def test_false_alarms_are_as_rare_as_asked(memory: float):
     """With alpha = 0.1, right samplers fail in at most 10 % of cases: of 200, more than 35 do once in a thousand."""
     target = replace(correlated_gaussian(4, 1.0), mean_D=torch.zeros(4).double(), covariance_DD=torch.eye(4).double())
-    chains = autoregressive(2, 4_000, memory, 4 * 200, seed=6).unflatten(2, (200, 4))
+    chains = autoregressive(2, 2_000, memory, 4 * 200, seed=6).unflatten(2, (200, 4))
     failed = 0
     for i in range(200):
         try:

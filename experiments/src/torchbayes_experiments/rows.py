@@ -40,10 +40,7 @@ class Rows:
             column = self.columns[name]
             several = isinstance(value, list | tuple | set)
             fits &= np.array([entry in value for entry in column.tolist()], bool) if several else column == value
-        return self._taken(fits)
-
-    def _taken(self, places: np.ndarray) -> Rows:
-        return Rows({name: column[places] for name, column in self.columns.items()})
+        return _taken(self, fits)
 
     def at(self, levels: Sequence[str], values: Sequence[Any]) -> Rows:
         """Return the rows with these values of levels, in this order, as `where` does."""
@@ -55,7 +52,7 @@ class Rows:
         for level, names in levels.items():
             rows = rows.where(**{level: list(names)})
             order = {name: place for place, name in enumerate(names)}
-            rows = rows._taken(np.argsort([order[name] for name in rows.columns[level].tolist()], kind="stable"))
+            rows = _taken(rows, np.argsort([order[name] for name in rows.columns[level].tolist()], kind="stable"))
         return rows
 
     def names(self, level: str) -> list[Any]:
@@ -99,6 +96,10 @@ class Rows:
     def stacked(self, lines: str, places: str, over: str = "seed") -> dict[Any, np.ndarray]:
         """Return the numbers of each name of `lines` for a picture: (P, R), by `places` and the level `over`."""
         return {line: np.stack(list(values.values())) for line, values in self.apart(lines, places, over=over).items()}
+
+
+def _taken(rows: Rows, places: np.ndarray) -> Rows:
+    return Rows({name: column[places] for name, column in rows.columns.items()})
 
 
 def tidy(results: Iterable[Mapping[str, Any]], *levels: str, lists: Sequence[str] = ("split",)) -> Rows:

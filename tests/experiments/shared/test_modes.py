@@ -62,7 +62,7 @@ def test_both_climbs_end_at_one_mode(hidden):
 def test_modes_are_ordered_and_a_slope_is_said_to_be_none():
     model, data = problem(40, (3,))
     target = ModelTarget(model, data, plan="loop")
-    modes = climb(target, target.draw(6, 0), steps=1000)
+    modes = climb(target, target.draw(4, 0), steps=500)
     heights = [mode.log_joint for mode in modes]
     assert heights == sorted(heights, reverse=True)
     assert laplace(model, data, modes[0])[1]
