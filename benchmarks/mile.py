@@ -55,9 +55,10 @@ def protocol(name: str, bins: int = 0, *, logs: bool = False, tuning: bool = Fal
     With `bins`, columns in pieces are beside them; with `logs`, logarithms of columns of more than two values that are
     all positive. For `tuning`, a fifth of the training rows take the place of the test rows.
     """
-    train, test, train_targets, test_targets = train_test_split(*rows_of(name), test_size=0.2, random_state=0)
+    given = train_test_split(*rows_of(name), test_size=0.2, random_state=0)
     if tuning:
-        train, test, train_targets, test_targets = train_test_split(train, train_targets, test_size=0.2, random_state=1)
+        given = train_test_split(given[0], given[2], test_size=0.2, random_state=1)
+    train, test, train_targets, test_targets = map(np.asarray, given)
     parts = [_standardised(train, test)]
     if logs:
         positive = [k for k, column in enumerate(train.T) if column.min() > 0 and len(np.unique(column)) > 2]
