@@ -19,6 +19,7 @@ HIDDEN = (64, 64)  # widths of the hidden layers
 SAMPLED = 20_000  # rows up to which chains are run; beyond, a pass over the rows counts for more than a step
 # of a chain: more resolve targets with little noise, but make classes that are mostly chance too sure (decision 0042)
 _STEPS = {"regression": 4000, "classification": 3000}
+_BATCH_SIZE = 512  # rows of a step: with fewer the draws are too wide (decision 0042)
 _GAINS = {"regression": 2.0, "classification": 4.0}  # see `priors.FanInNormal`
 
 
@@ -45,7 +46,7 @@ def recommended(num_data: int, task: str) -> Recommended:
     if num_data <= SAMPLED:
         prior = NamedPrior("hierarchical", {"df": 2.0, "groups": "columns"}, scale=0.2)
         steps = _STEPS[task]
-        return Recommended(prior, SGNHT(chains=4, steps=steps, burn_in=steps // 2))
+        return Recommended(prior, SGNHT(4, steps, burn_in=steps // 2, batch_size=_BATCH_SIZE))
     members = 5 if num_data <= 5 * SAMPLED else 2
     return Recommended(trained_prior(task), SWAG(members=members, epochs=10, batch_size=512))
 
