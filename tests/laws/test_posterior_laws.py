@@ -17,7 +17,7 @@ pytestmark = pytest.mark.parametrize("make", POSTERIORS.values(), ids=POSTERIORS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("draws", [3, 9, 36, 60])
+@pytest.mark.parametrize("draws", [3, 60, *(pytest.param(draws, marks=pytest.mark.study) for draws in (9, 36))])
 def test_draws_are_rows_of_the_models_dtype(make: Make, dtype: torch.dtype, draws: int) -> None:
     model = model_of(dtype=dtype)
     weights_SD = make(model, MEMBERS).sample(draws)

@@ -117,7 +117,6 @@ def test_the_usual_length_is_50_epochs_or_2000_steps(steps_per_epoch: int, desce
     with_studies(
         [
             ("kronecker", "conv_batch_norm", (11,)),
-            ("dense", "mlp", (5,)),
             ("ekfac", "mlp", (14,)),
         ],
         STRUCTURES,
