@@ -281,7 +281,7 @@ def test_every_method_learns_on_every_network_and_nothing_else_moves(make: Make,
     dtype = torch.float32
     module, data = made(network, dtype).train(), rows_of(network, dtype)
     model = tb.Model(module, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
-    method = make(members=2, epochs=27 if "ivon" in type(make()).__name__.lower() else 14, batch_size=8)
+    method = make(members=2, epochs=20 if "ivon" in type(make()).__name__.lower() else 10, batch_size=8)
     with untouched(module):
         posterior = tb.fit(model, data, method, callbacks=())
         evaluation = tb.evaluate(posterior, data)

@@ -111,8 +111,14 @@ def nll_of_draws(posterior: Any, rows: Any, draws: int) -> float:
 
 
 @ignored
-@pytest.mark.parametrize(("method", "draws"), [(tb.SWA, 1), (tb.SWAG, 16)])
-@pytest.mark.parametrize("lr", [0.003, 0.3])
+@pytest.mark.parametrize(
+    ("method", "draws", "lr"),
+    [
+        (tb.SWA, 1, 0.003),
+        (tb.SWAG, 16, 0.3),
+        *(pytest.param(*case, marks=pytest.mark.study) for case in ((tb.SWA, 1, 0.3), (tb.SWAG, 16, 0.003))),
+    ],
+)
 def test_the_averaging_rate_is_that_of_a_search_by_hand(method: Any, draws: int, lr: float, tmp_path: Path) -> None:
     """At a rate so large that weights are thrown about the narrow average is the better one."""
     data, held_out, adam = table(60), table(40, seed=1), tb.Adam(lr)
@@ -137,7 +143,11 @@ def test_only_open_settings_of_averaging_are_chosen(tmp_path: Path) -> None:
 
 
 @ignored
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [METHODS[0], pytest.param(METHODS[1], marks=pytest.mark.study), METHODS[2]],
+    ids=lambda method: type(method).__name__,
+)
 def test_the_run_has_all_rows_and_the_chosen_epochs(method: Any, tmp_path: Path) -> None:
     import dataclasses
 
