@@ -71,7 +71,7 @@ def on_networks(further: int = 0) -> pytest.MarkDecorator:
 
 
 unjudged_fits = pytest.mark.usefixtures("unjudged_fits")
-RESUMED = {"map_sgd", "map_adam", "swag", "swag_diagonal", "snapshots", "flow_spline"}  # by the law of callbacks
+RESUMED = {"map_sgd", "swag_diagonal", "flow_spline"}  # by the law of callbacks
 
 
 def fitted(make: Make, network: str = "mlp", directory: Path | None = None, **settings: Any) -> Posterior:

@@ -100,7 +100,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 STUDIES = {"SWA", "FGE", "Snapshots", "Simplex", "HMC", "MALA", "SGLD", "RepulsiveEnsemble"}
 STUDIES |= {"MAMS", "UnderdampedLangevin", "MCLMC", "EllipticalSlice", "OnlineLaplace", "BSAM", "SVGD", "MNF", "SMILE"}
 STUDIES |= {"SWAG", "Curve", "RandomWalk", "MILE", "VI", "NormalizingFlow", "VBLL", "MCBatchNorm"}
-STUDIES |= {"SGNHT", "ConcreteDropout"}  # which draw and mask as SGHMC and MCDropout do
+STUDIES |= {"SGNHT", "SGHMC"}  # which answers in threads below
+STUDIES |= {"ConcreteDropout"}  # which masks as MCDropout does
 FITS: list[tuple[str, str]] = [
     ("MAP", "recurrent"),
     ("SWA", "noise"),

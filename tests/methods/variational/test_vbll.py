@@ -109,7 +109,7 @@ def test_the_gradient_is_that_of_the_loss(covariance: str, name: str) -> None:
         return loss_of(model, layer, at, (x, y), 30, **option)
 
     gradient, step = loss(both).gradient, 1e-6
-    for at in (0, 7, 12, 15, model.layout.size - 1, model.layout.size + 1, both.shape[1] - 1):
+    for at in (7, model.layout.size - 1, model.layout.size + 1, both.shape[1] - 1):
         ends = []
         for sign in (1, -1):
             moved = both.clone()
