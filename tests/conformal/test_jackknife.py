@@ -134,7 +134,7 @@ def _regression(likelihood, outputs, rows):
     [
         (tb.likelihoods.Gaussian("learned"), 1),
         (tb.likelihoods.HeteroscedasticGaussian(), 2),
-        (tb.likelihoods.StudentT(scale=0.3), 1),
+        pytest.param(tb.likelihoods.StudentT(scale=0.3), 1, marks=pytest.mark.study),
     ],
 )
 def test_networks(likelihood, outputs):

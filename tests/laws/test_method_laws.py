@@ -188,7 +188,7 @@ def test_interrupted_in_a_callback(make: Make, tick: float, tmp_path: Path, monk
     assert losses(tmp_path / "cut") == log
 
 
-@pytest.mark.parametrize("plan", ["loop", "vmap"])
+@pytest.mark.parametrize("plan", ["loop", pytest.param("vmap", marks=pytest.mark.study)])
 @unjudged_fits
 def test_resumed_in_float64_equals_uninterrupted(plan: str, tmp_path: Path) -> None:
     """Sums are rounded by the place of a tensor in memory, which widths like these show."""

@@ -245,8 +245,7 @@ def test_metrics_are_the_same(name: str):
     assert len(found[0]) > (1 if name not in {"survival", "custom", "poisson"} else 0)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("padding", [None, 2])
+@pytest.mark.parametrize(("structure", "padding"), some_of(STRUCTURES, [None, 2], one_in=2))
 def test_rows_of_words_count_by_their_weights_too(structure: Any, padding: int | None):
     """An embedding, whose second moments are counts of words; a row without weight has a word that no other has."""
     words = classes(2 * N, 4, seed=11).view(N, 2)

@@ -125,15 +125,25 @@ def objective(
 # --- the objective
 
 
-@pytest.mark.parametrize("kind", KINDS)
+ABOUT: list[dict[str, Any]] = [
+    {},
+    {"kl_weight": 0.3, "temperature": 0.5},
+    {"temperature": 2.0, "tempering": "likelihood"},
+    {"prior": tb.priors.StudentT(3.0)},
+    {"prior": {"weight": tb.priors.NormalMixture((1.0, 0.3)), "*": tb.priors.Normal()}},
+]
+
+
+# the objective asks a flow for draws and their densities alone, whatever the prior and the temperature
 @pytest.mark.parametrize(
-    "about",
+    ("kind", "about"),
     [
-        {},
-        {"kl_weight": 0.3, "temperature": 0.5},
-        {"temperature": 2.0, "tempering": "likelihood"},
-        {"prior": tb.priors.StudentT(3.0)},
-        {"prior": {"weight": tb.priors.NormalMixture((1.0, 0.3)), "*": tb.priors.Normal()}},
+        pytest.param(
+            *(getattr(kind, "values", (kind,))[0], about),
+            marks=[*getattr(kind, "marks", ())] + [pytest.mark.study] * ((place + number) % 2),
+        )
+        for place, kind in enumerate(KINDS)
+        for number, about in enumerate(ABOUT)
     ],
 )
 def test_the_gradient_is_that_of_the_objective(kind: Transform, about: dict[str, Any]) -> None:

@@ -219,7 +219,7 @@ def test_data_that_are_not_finite_and_runs_that_diverge() -> None:
 
 def test_batch_norm_weights_of_rows_and_bfloat16() -> None:
     data = rows_of("conv_batch_norm")
-    normed = tb.fit(model_of("conv_batch_norm"), data, tb.BSAM(epochs=15, batch_size=8, parts=2), callbacks=())
+    normed = tb.fit(model_of("conv_batch_norm"), data, tb.BSAM(epochs=10, batch_size=8, parts=2), callbacks=())
     assert tb.evaluate(normed, data).metrics["accuracy"] > 0.6
     inputs, targets = rows_of()
     found = []

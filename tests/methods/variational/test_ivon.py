@@ -242,7 +242,7 @@ def fitted(model: tb.Model, **settings: Any) -> Any:
     return tb.fit(model, data, tb.IVON(antithetic=True, **{**FIT, **settings}), callbacks=())
 
 
-@pytest.mark.study  # the next test has it at another temperature
+@pytest.mark.study  # as the next test
 def test_optimum_of_a_linear_gaussian_model() -> None:
     """Mean: the exact one. Precision: the diagonal of the exact precision, to the noise of h and its bias."""
     posterior = fitted(linear_model(), members=2)

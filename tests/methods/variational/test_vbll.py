@@ -436,7 +436,7 @@ class Scaled(nn.Linear):
 def test_one_weight_and_one_row() -> None:
     model = tb.Model(nn.Linear(1, 1, bias=False).double(), tb.likelihoods.Gaussian(0.5))
     data = (torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
-    posterior = tb.fit(model, data, tb.VBLL(epochs=200, optimizer=tb.Adam(0.06), kl_weight=1.0), callbacks=())
+    posterior = tb.fit(model, data, tb.VBLL(epochs=120, optimizer=tb.Adam(0.08), kl_weight=1.0), callbacks=())
     assert_close(posterior.tensors()["mean_MD"], torch.tensor([[0.8]]).double(), rtol=1e-2)
     assert isinstance(posterior, tb.Gaussian)
     assert_close(posterior.covariance.dense(), torch.tensor([[[0.2]]]).double(), rtol=1e-2)
