@@ -211,6 +211,7 @@ def test_noise_is_that_of_new_rows() -> None:
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_a_resumed_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, method = table(60), tb.MAP()
     half: dict[str, Any] = {"validation": UNLIKE}
@@ -357,6 +358,7 @@ def test_laplace_without_a_start_is_that_around_map_under_the_chosen_prior(tmp_p
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_several_members_of_laplace_without_a_start_are_those_of_an_ensemble(tmp_path: Path) -> None:
     found = fit(table(60), tb.Laplace(members=2), validation=UNLIKE, directory=tmp_path)
     start = begin(found, tmp_path)
@@ -366,6 +368,7 @@ def test_several_members_of_laplace_without_a_start_are_those_of_an_ensemble(tmp
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_laplace_without_a_start_keeps_its_choice_when_resumed(tmp_path: Path) -> None:
     data, held_out = table(60), UNLIKE
     found = fit(data, tb.Laplace(), directory=tmp_path, validation=held_out)
@@ -401,6 +404,7 @@ class Stop(Exception):
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_laplace_without_a_start_goes_on_with_the_training_that_was_interrupted(tmp_path: Path) -> None:
     data, method, held_out, at = table(60), tb.Laplace(members=2, prior="model"), UNLIKE, 3
     whole = fit(data, method, directory=tmp_path / "whole", validation=held_out)
@@ -426,6 +430,7 @@ def test_laplace_without_a_start_goes_on_with_the_training_that_was_interrupted(
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_an_older_run_without_its_training_trains_again(tmp_path: Path) -> None:
     data, method, held_out = table(60), tb.Laplace(prior="model"), UNLIKE
     found = fit(data, method, directory=tmp_path, validation=held_out)
@@ -435,6 +440,7 @@ def test_an_older_run_without_its_training_trains_again(tmp_path: Path) -> None:
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 @pytest.mark.parametrize("prior", ["model", "layer"])
 def test_laplace_without_a_start_keeps_a_prior_that_was_asked_for(prior: Any, tmp_path: Path) -> None:
     fit(table(60), tb.Laplace(prior=prior), validation=UNLIKE, directory=tmp_path)

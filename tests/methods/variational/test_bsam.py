@@ -97,8 +97,8 @@ def test_all_rows_and_one_curvature() -> None:
         lr=1e-3, momentum=0.9, decay=0.99, rho=1e-9, damping=1e-12, initial_scale=0.06, schedule=tb.Constant(), epochs=1
     )
     target: Any = density
-    state = method.init(target, torch.zeros(1, size, dtype=torch.float64), {}, seeds=[3], steps_per_epoch=1200)
-    for _ in range(1200):
+    state = method.init(target, torch.zeros(1, size, dtype=torch.float64), {}, seeds=[3], steps_per_epoch=700)
+    for _ in range(700):
         state, _ = method.step(target, state, ROWS, donate=True)
     expected = h * math.sqrt(2 / (math.pi * n)) + delta
     assert float(state.precision_MD.mean()) == pytest.approx(expected, rel=0.02)
