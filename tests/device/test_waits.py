@@ -74,7 +74,7 @@ ALIKE = (
     "flow_radial",
     "bsam_parts",
     "sgld_preconditioned",
-    *("map_sgd", "vi", "vi_alpha", "vi_radial", "ivon", "sghmc", "smile_preconditioned"),
+    *("map_sgd", "vi", "vi_alpha", "vi_radial", "ivon", "sghmc", "smile_preconditioned", "swa", "swag_diagonal"),
 )
 
 
