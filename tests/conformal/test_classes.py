@@ -74,7 +74,7 @@ def _simulated(sets, rows, seed=0):
 
 @pytest.mark.parametrize("score", [LAC(), APS(), APS(randomised=True), RAPS(), RAPS(0.1, 2, randomised=True)])
 def test_coverage_over_data_sets(score):
-    sets, rows = 2000, 60
+    sets, rows = 1000, 60
     probs, labels, uniform = _simulated(sets, rows + 1)
     scores = score.class_scores(probs, uniform).gather(1, labels.unsqueeze(1)).view(sets, rows + 1)
     covered = scores[:, -1] <= scores[:, :-1].kthvalue(55, dim=1).values

@@ -134,7 +134,7 @@ def _regression(likelihood, outputs, rows):
     [
         (tb.likelihoods.Gaussian("learned"), 1),
         (tb.likelihoods.HeteroscedasticGaussian(), 2),
-        (tb.likelihoods.StudentT(scale=0.3), 1),
+        pytest.param(tb.likelihoods.StudentT(scale=0.3), 1, marks=pytest.mark.study),
     ],
 )
 def test_networks(likelihood, outputs):
@@ -207,7 +207,7 @@ def test_covariances_by_rows_are_those_of_the_dense_structure(case, monkeypatch)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, width)).double()
     model = tb.Model(net, likelihood, tb.priors.Normal(1.0), temperature=0.5 if case == "tempered" else 1.0)
-    mode = tb.fit(model, data, tb.MAP(members=members, epochs=30, optimizer=tb.Adam(0.02)), callbacks=())
+    mode = tb.fit(model, data, tb.MAP(members=members, epochs=15, optimizer=tb.Adam(0.05)), callbacks=())
     ends = {}
     for structure in ("dense", "kronecker"):
         method = tb.Laplace(structure=structure, prior="layer" if case == "tuned" else "model", check_mode=False)

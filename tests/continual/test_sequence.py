@@ -76,7 +76,10 @@ def same(one: tb.Learned, other: tb.Learned) -> None:
         torch.testing.assert_close(scores_TT, other.scores[name], rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", METHODS)
+# the others carry what these do
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.study] * (n in {"swa", "bsam", "ekfac"})) for n in METHODS]
+)
 def test_every_method_that_carries_something_learns_a_sequence(name: str) -> None:
     method = METHODS[name]
     found = tb.sequence(model(), TASKS, method, **options(method))

@@ -49,12 +49,18 @@ STATES = ("map_sam", "swag", "svgd", "ivon_pairs", "vi_low_rank", "mnf", "fge", 
 # which hold tensors and numbers as the states of others do
 OTHER_STATES = (
     *("map_sam", "svgd", "ivon_pairs", "vi_low_rank", "fge", "bsam", "vbll", "mnf"),
-    "hmc_dense",  # whose files on a CPU are those of `test_interrupted_and_resumed_equals_uninterrupted_at_any_length`
+    # whose files on a CPU are those of `test_interrupted_and_resumed_equals_uninterrupted_at_any_length`
+    *("hmc_dense", "elliptical"),
 )
 KINDS_OF_METHOD = {type(make()): name for name, make in reversed(EVERY.items())}  # the first of each class
 # others of their class run here; `test_steps_on_minibatches_never_wait` sees that their steps mix no devices
 SELDOM = {"hmc", "ivon", "map_sgd", "swa", "fge_sam", "vi", "sghmc", "laplace_diagonal"}
-SELDOM |= {"underdamped", "mams"}  # whose walk and adaptation are those of `mclmc`
+SELDOM |= {
+    "underdamped",
+    "mams",
+    "mclmc",
+}  # `test_metropolis_waits_a_few_times_an_iteration_whatever_its_length` has it
+SELDOM |= {"snapshots"}  # whose draws are on a shelf as those of chains
 # steps of these are seen there, and of trees in `test_metropolis_waits_a_few_times_an_iteration_whatever_its_length`
 SELDOM |= {"smile", "bsam", "ivon_pairs", "vi_by_layers", "nuts"}
 SELDOM |= {"mala", "random_walk", "sgld", "sgnht", "fge", "flow_planar", "repulsive_weights"}

@@ -74,7 +74,7 @@ ALIKE = (
     "flow_radial",
     "bsam_parts",
     "sgld_preconditioned",
-    *("map_sgd", "vi", "vi_alpha", "vi_radial", "ivon", "sghmc", "smile_preconditioned"),
+    *("map_sgd", "vi", "vi_alpha", "vi_radial", "ivon", "sghmc", "smile_preconditioned", "swa", "swag_diagonal"),
 )
 
 
@@ -87,7 +87,7 @@ def test_steps_on_minibatches_never_wait(make: Callable[[], Any], counts: Emulat
         assert waited == (0, 0), [*counts.waits, *counts.uploads]
 
 
-# six steps of these end before a mass is there; `hmc` and `mclmc` take them
+# five steps of these end before a mass is there; `hmc` and `mclmc` take them
 LIKE_THESE = (*VARIANTS, "hmc_diagonal", "mams")
 
 
@@ -98,7 +98,7 @@ def test_metropolis_waits_a_few_times_an_iteration_whatever_its_length(
     """For its test, and in burn-in for the acceptance; it gives the device all step sizes and uniforms at once."""
     steps, adapting = Steps(ON_ALL_ROWS[name]()), ON_ALL_ROWS[name]().burn_in
     evaluated = _watched(monkeypatch)
-    for number in range(6):
+    for number in range(5):
         evaluated.clear()
         waits, uploads = steps.take(counts)
         if name.startswith(

@@ -27,7 +27,7 @@ def chains() -> tb.Chains:
     def log_density(mu: Tensor, tau: Tensor, theta: Tensor, w: Tensor) -> Tensor:
         return -mu.square() / 2 - tau - (theta - mu).square().sum() + 2 * w.log().sum()
 
-    method = tb.HMC(4, 140, 40, 2, trajectory=1.5, jitter=0.2)
+    method = tb.HMC(4, 140, 40, 2, trajectory=1.0, jitter=0.2)
     return tb.sample(log_density, method, parameters=parameters, callbacks=())
 
 

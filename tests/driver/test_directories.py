@@ -10,7 +10,9 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -211,6 +213,20 @@ def test_results_of_an_experiment_that_are_damaged_are_said(tmp_path: Path) -> N
 # --- damage
 
 
+@cache
+def _finished(method: Any) -> tuple[Posterior, TemporaryDirectory[str]]:
+    """A run that is over, and its directory, which is there as long as it is known."""
+    home = TemporaryDirectory()
+    return fitted(method, Path(home.name) / "run"), home
+
+
+def finished(method: Any, directory: Path) -> Posterior:
+    """Put a run that is over into a directory, and return its posterior."""
+    posterior, home = _finished(method)
+    shutil.copytree(Path(home.name) / "run", directory, dirs_exist_ok=True)
+    return posterior
+
+
 # damages in turn of a run with draws and of one without: what reads a description or a log knows no method
 @pytest.mark.parametrize(
     ("damage", "method"),
@@ -218,7 +234,7 @@ def test_results_of_an_experiment_that_are_damaged_are_said(tmp_path: Path) -> N
     ids=range(12),
 )
 def test_a_damaged_description_is_removed_and_the_run_goes_on(method: Any, damage: bytes, tmp_path: Path) -> None:
-    expected = fitted(method, tmp_path)
+    expected = finished(method, tmp_path)
     path, before = tmp_path / "config.json", read_tensors(tmp_path / "checkpoint.safetensors")[1]["about"]["run"]
     whole = json.loads(path.read_text())
     path.write_bytes(damage)
@@ -234,7 +250,7 @@ def test_a_damaged_description_is_removed_and_the_run_goes_on(method: Any, damag
 
 @METHODS
 def test_a_checkpoint_without_a_description_is_not_given_another_runs(method: Any, tmp_path: Path) -> None:
-    expected = fitted(method, tmp_path)
+    expected = finished(method, tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(ValueError, match=r"checkpoint\.safetensors belongs to another run: its seed is 11, now 12"):
         fitted(method, tmp_path, seed=12)
@@ -247,7 +263,7 @@ def test_a_checkpoint_without_a_description_is_not_given_another_runs(method: An
 
 
 def test_advice_on_a_damaged_description_fits_what_is_there(tmp_path: Path) -> None:
-    fitted(SWAG, tmp_path)
+    finished(SWAG, tmp_path)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace("2", "3", 1))
     with pytest.raises(ValueError, match=r"config\.json"):
@@ -279,7 +295,7 @@ LINES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 def test_a_damaged_line_of_the_log_costs_itself_alone(
     method: Any, damage: Callable[[list[bytes]], list[bytes]], tmp_path: Path
 ) -> None:
-    expected = fitted(method, tmp_path)
+    expected = finished(method, tmp_path)
     path, kept = tmp_path / "log.jsonl", read_log(tmp_path)
     del kept[2]
     path.write_bytes(b"\n".join([*damage(path.read_bytes().splitlines()), b""]))
@@ -293,7 +309,7 @@ def test_a_damaged_line_of_the_log_costs_itself_alone(
 
 
 def test_a_log_in_another_order_or_with_lines_twice_is_put_right(tmp_path: Path) -> None:
-    fitted(SGHMC, tmp_path)
+    finished(SGHMC, tmp_path)
     path, kept = tmp_path / "log.jsonl", read_log(tmp_path)
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -308,7 +324,7 @@ def test_a_log_in_another_order_or_with_lines_twice_is_put_right(tmp_path: Path)
 
 
 def test_lines_that_are_lost_at_the_end_are_missed_once_a_checkpoint_knows_of_them(tmp_path: Path) -> None:
-    fitted(SWAG, tmp_path)
+    finished(SWAG, tmp_path)
     path, kept = tmp_path / "log.jsonl", read_log(tmp_path)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-3]) + lines[-3][:20])
@@ -340,9 +356,8 @@ def test_a_full_disk_costs_no_line_of_the_log(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "draws.bin", "draws.json", "config.json"])
 def test_a_file_of_another_run_of_the_same_settings_is_told(name: str, tmp_path: Path) -> None:
     inputs, targets = rows_of()
-    for directory, shift in (("one", 0.0), ("two", 0.1)):
-        options = {"seed": 11, "directory": tmp_path / directory, "callbacks": ()}
-        tb.fit(model_of(), (inputs + shift, targets), SGHMC, **options)
+    finished(SGHMC, tmp_path / "one")
+    tb.fit(model_of(), (inputs + 0.1, targets), SGHMC, seed=11, directory=tmp_path / "two", callbacks=())
     shutil.copyfile(tmp_path / "two" / name, tmp_path / "one" / name)
     with pytest.raises(ValueError, match=r"(belongs to another run|of another shape, dtype, layout or run|is damaged)"):
         fitted(SGHMC, tmp_path / "one")
@@ -352,7 +367,7 @@ def test_a_file_of_another_run_of_the_same_settings_is_told(name: str, tmp_path:
 
 
 def test_a_posterior_of_another_run_is_told_and_one_that_was_put_there_is_not(tmp_path: Path) -> None:
-    posterior = fitted(SWAG, tmp_path / "one")
+    posterior = finished(SWAG, tmp_path / "one")
     fitted(SWAG, tmp_path / "two")
     path = tmp_path / "one" / "posterior.safetensors"
     shutil.copyfile(tmp_path / "two" / "posterior.safetensors", path)

@@ -284,7 +284,7 @@ def test_hmc_explores_the_noise_of_a_known_mean() -> None:
     """With f fixed at 0 by a sharp prior, σ² has a scaled inverse χ² law of N + ν degrees of freedom."""
     targets = 0.4 * normal(12, 1)
     given = tb.Model(linear(), Gaussian("learned"), tb.priors.Normal(1e-6))
-    found = fit((normal(12, FEATURES), targets), given, tb.HMC(chains=4, steps=600, burn_in=100, mass="prior"), seed=1)
+    found = fit((normal(12, FEATURES), targets), given, tb.HMC(chains=8, steps=300, burn_in=100, mass="prior"), seed=1)
     belief = 0.1 * float(targets.std(correction=0))
     law = LogInverseChi(14.0, math.sqrt((float(targets.square().sum()) + 2 * belief**2) / 14))
     draws = found.weights_MSD[..., -1].flatten()

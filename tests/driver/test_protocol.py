@@ -60,7 +60,7 @@ def test_particles_that_see_each_other_meet_the_exact_moments() -> None:
 
 
 def test_a_method_that_visits_sites_in_its_own_order_meets_the_mode() -> None:
-    found = tb.fit(linear(), DATA, SAG(sweeps=100, batch_size=6, step_size=1e-2), callbacks=())
+    found = tb.fit(linear(), DATA, SAG(sweeps=60, batch_size=6, step_size=2e-2), callbacks=())
     assert_close(found.tensors()["weights_MD"], EXACT.posterior()[0].expand(2, -1), rtol=1e-8)
 
 

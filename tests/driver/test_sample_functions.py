@@ -270,7 +270,7 @@ def test_ctrl_c_within_a_step_loses_that_step_alone():
         (tb.NUTS, 20, {"max_doublings": 2}, False),
         pytest.param(tb.NUTS, 19, {"mass": "unit"}, False, marks=pytest.mark.study),
         (tb.HMC, 19, {"trajectory": 1.0}, False),
-        (tb.HMC, 19, {"mass": "diagonal"}, True),
+        pytest.param(tb.HMC, 19, {"mass": "diagonal"}, True, marks=pytest.mark.study),
     ],
 )
 def test_a_burn_in_too_short_for_a_mass_is_a_problem(kind, burn_in, settings, said):

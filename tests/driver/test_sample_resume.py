@@ -37,7 +37,7 @@ METHODS: dict[str, Any] = {  # windows of a mass need a burn-in of 20
     "cyclical": tb.SGHMC(2, 36, 10, thin=2, batch_size=None, schedule=tb.Cycles(12, draws=3)),
 }
 # what these do others of their class, or of their mass, do too
-VARIANTS = {"hmc, dense", "mala", "mala, given", "random walk", "mams", "sgnht"}
+VARIANTS = {"hmc", "hmc, dense", "mala", "mala, given", "random walk", "mams", "sghmc", "sgnht"}
 methods = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.study if n in VARIANTS else ()) for n in METHODS]
 )

@@ -12,14 +12,14 @@ pytestmark = pytest.mark.usefixtures("unjudged_fits")
 
 INPUTS = torch.linspace(-1, 1, 8)[:, None]
 TARGETS = 0.5 * INPUTS
-TRAINED = tb.MAP(epochs=200, optimizer=tb.Adam(lr=0.05))
+TRAINED = tb.MAP(epochs=10, optimizer=tb.Adam(lr=0.05))
 MODEL = tb.Model(nn.Linear(1, 1), tb.likelihoods.Gaussian(0.3), tb.priors.Normal())
 
 
 def test_result_of_fit_has_the_type_of_the_method():
     point = tb.fit(MODEL, (INPUTS, TARGETS), TRAINED, callbacks=())
     laplace = tb.fit(MODEL, (INPUTS, TARGETS), tb.Laplace(check_mode=False), start=point, callbacks=())
-    draws = tb.fit(MODEL, (INPUTS, TARGETS), tb.EllipticalSlice(steps=400, burn_in=100), callbacks=())
+    draws = tb.fit(MODEL, (INPUTS, TARGETS), tb.EllipticalSlice(steps=40, burn_in=10), callbacks=())
     assert_type(point, tb.Point)
     assert_type(laplace, tb.LaplacePosterior)
     assert_type(draws, tb.Draws)

@@ -199,35 +199,40 @@ SHARED = [*((kind, "mlp") for kind in KINDS), ("kronecker", "conv_batch_norm"), 
 FEW = [("ekfac", "mlp"), ("low_rank", "mlp"), ("kronecker", "conv_batch_norm")]
 
 
-def fit_all(grid: tuple[int, int], folder: Path, shared: list[tuple[str, str]]) -> None:
-    """Fit with kinds on a grid of processes; every rank saves what it got."""
-    with tb.Ranks.grid(*grid) as ranks, unjudged():
-        number = ranks.data_rank * ranks.chains + ranks.chain_rank
-        for kind, network in shared:
-            start = modes(model_for(kind, network), 3)
-            tensors = everything(fitted(kind, network, start=start, ranks=ranks))
-            path = folder / f"{kind}_{network}_{number}.safetensors"
-            save_file({n: t.contiguous() for n, t in tensors.items()}, path)
+def fit_shared(ranks: tb.Ranks, folder: Path, shared: list[tuple[str, str]]) -> None:
+    """Fit with kinds on ranks; each saves what it got."""
+    number = ranks.data_rank * ranks.chains + ranks.chain_rank
+    for kind, network in shared:
+        with unjudged():
+            found = fitted(kind, network, start=modes(model_for(kind, network), 3), ranks=ranks)
+        tensors = {n: t.contiguous() for n, t in everything(found).items()}
+        save_file(tensors, folder / f"{kind}_{network}_{number}.safetensors")
+
+
+def fit_all(grid: tuple[int, int], folder: Path) -> None:
+    """Fit with all kinds on a grid of processes."""
+    with tb.Ranks.grid(*grid) as ranks:
+        fit_shared(ranks, folder, SHARED)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # the driver shares members alike for all methods, as tests/laws/test_rank_laws.py sees
-    ("grid", "shared"),
-    [((2, 1), FEW), *(pytest.param(grid, SHARED, marks=pytest.mark.study) for grid in ((2, 1), (1, 2), (2, 2)))],
-    ids=["data", "every, data", "every, chains", "every, both"],
-)
-def test_ranks_together_equal_one_process(grid: tuple[int, int], shared: list[tuple[str, str]], tmp_path: Path) -> None:
-    count = grid[0] * grid[1]
-    check(launch(fit_all, count, tmp_path, grid, tmp_path, shared))
+@pytest.mark.study  # tests/laws/test_rank_laws.py has some that share the rows; the driver shares members of any method
+@pytest.mark.parametrize("grid", [(2, 1), (1, 2), (2, 2)])
+def test_ranks_together_equal_one_process(grid: tuple[int, int], tmp_path: Path) -> None:
+    check(launch(fit_all, grid[0] * grid[1], tmp_path, grid, tmp_path))
+    # rows on another rank draw other targets: these need whole rows
+    shared = [(kind, network) for kind, network in SHARED if kind != "fisher" or grid[0] == 1]
+    assert_ranks_found_the_same(tmp_path, shared, grid[0] * grid[1])
+
+
+def assert_ranks_found_the_same(folder: Path, shared: list[tuple[str, str]], count: int) -> None:
+    """What each of some ranks has left is what one process finds."""
     for kind, network in shared:
-        if kind == "fisher" and grid[0] > 1:
-            continue  # rows on another rank draw other targets: they need whole rows
         with unjudged():
             alone = fitted(kind, network, start=modes(model_for(kind, network), 3))
         for rank in range(count):
-            found = load_file(tmp_path / f"{kind}_{network}_{rank}.safetensors")
-            model = model_for(kind, network)
-            other = tb.LaplacePosterior.restore(model, found, alone.settings())
+            found = load_file(folder / f"{kind}_{network}_{rank}.safetensors")
+            other = tb.LaplacePosterior.restore(model_for(kind, network), found, alone.settings())
             # eigenvectors are not unique, their products are
             ours, theirs = (p.gaussian.covariance.dense() for p in (alone, other))
             assert_close(theirs, ours, rtol=1e-7, atol=1e-9)

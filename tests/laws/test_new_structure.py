@@ -102,7 +102,7 @@ def test_files(kind: str, tmp_path: Path):
     assert torch.equal(loaded.sample(4, seed=2), own.sample(4, seed=2))
 
 
-@pytest.mark.parametrize("chunk", [2**24, 64])
+@pytest.mark.parametrize("chunk", [64, pytest.param(2**24, marks=pytest.mark.study)])
 @pytest.mark.parametrize(("name", "kind"), some_of(NETWORKS, KINDS, one_in=2))
 def test_linearised_predictive(name: str, kind: str, chunk: int):
     own, dense = (tb.Linearised(posterior, chunk=chunk) for posterior in both(name, kind))

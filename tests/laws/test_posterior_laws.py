@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torchbayes as tb
+from tests.covering import with_studies
 from tests.laws.cases import POSTERIORS, assert_same_tensors, made, model_of, rows_of
 from torchbayes.posteriors.posterior import Posterior
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.parametrize("make", POSTERIORS.values(), ids=POSTERIORS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("draws", [3, 9, 36, 60])
+@pytest.mark.parametrize("draws", [3, 60, *(pytest.param(draws, marks=pytest.mark.study) for draws in (9, 36))])
 def test_draws_are_rows_of_the_models_dtype(make: Make, dtype: torch.dtype, draws: int) -> None:
     model = model_of(dtype=dtype)
     weights_SD = make(model, MEMBERS).sample(draws)
@@ -51,9 +52,13 @@ def test_sampling_leaves_global_random_state_alone(make: Make) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "network", ["mlp", "conv_batch_norm", *(pytest.param(n, marks=pytest.mark.study) for n in ("tied", "frozen"))]
+    ("dtype", "network"),
+    with_studies(
+        [(torch.float32, "conv_batch_norm")],
+        (torch.float32, torch.float64),
+        ("mlp", "conv_batch_norm", "tied", "frozen"),
+    ),
 )
 def test_a_saved_and_loaded_posterior_gives_the_same_functions(
     make: Make, dtype: torch.dtype, network: str, tmp_path: Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import torchbayes as tb
+from tests.laws import test_laplace_laws
 from tests.laws.cases import COUPLED, METHODS, everything, losses, model_of, rows_of, unjudged
 from tests.laws.test_last_layer_laws import vbll
 from tests.laws.test_method_laws import SMALL
@@ -81,12 +82,25 @@ def tensors(posterior: Any) -> dict[str, Tensor]:
     return {name: tensor.contiguous().clone() for name, tensor in everything(posterior).items()}
 
 
-def fit_all(grid: tuple[int, int], folder: Path, names: tuple[str, ...]) -> None:
+def fit_each(ranks: tb.Ranks, folder: Path, names: Iterable[str]) -> None:
     """Fit these methods, in memory and, for some, in a directory; every rank saves what it got."""
+    for name in names:
+        own = folder / f"{name}_run" if name in SOME else None
+        save_file(tensors(fitted(name, ranks, directory=own)), folder / f"{name}_{rank_number(ranks)}.safetensors")
+
+
+def fit_all(grid: tuple[int, int], folder: Path, names: tuple[str, ...]) -> None:
+    """Fit these methods on a grid of processes."""
     with tb.Ranks.grid(*grid) as ranks:
-        for name in names:
-            own = folder / f"{name}_run" if name in SOME else None
-            save_file(tensors(fitted(name, ranks, directory=own)), folder / f"{name}_{rank_number(ranks)}.safetensors")
+        fit_each(ranks, folder, names)
+
+
+def fit_on_rows(folder: Path) -> None:
+    """Fit all that share the rows, in one group of processes, as each takes a second to come together."""
+    with tb.Ranks.grid(*GRIDS["data"]) as ranks:
+        fit_each(ranks, folder, shared(GRIDS["data"]))
+        test_laplace_laws.fit_shared(ranks, folder, test_laplace_laws.FEW)
+        fit_around_modes(ranks, folder)
 
 
 def shared(grid: tuple[int, int]) -> list[str]:
@@ -105,11 +119,10 @@ def rank_number(ranks: tb.Ranks) -> int:
 LONGEST = 30  # steps of the first runs at most
 
 
-def fit_around_modes(grid: tuple[int, int], folder: Path) -> None:
+def fit_around_modes(ranks: tb.Ranks, folder: Path) -> None:
     """Fit `Laplace` without a start, whose length, prior and modes have to be found first."""
     length._LONGEST = LONGEST
-    with tb.Ranks.grid(*grid) as ranks:
-        save_file(tensors(around_modes(folder / "run", ranks)), folder / f"{rank_number(ranks)}.safetensors")
+    save_file(tensors(around_modes(folder / "run", ranks)), folder / f"modes_{rank_number(ranks)}.safetensors")
 
 
 def around_modes(directory: Path, ranks: tb.Ranks | None = None, **options: Any) -> tb.LaplacePosterior:
@@ -126,19 +139,33 @@ def around_modes(directory: Path, ranks: tb.Ranks | None = None, **options: Any)
     return tb.fit(model, data, tb.Laplace(members=2), ranks=ranks, **about)  # type: ignore[return-value]
 
 
+@pytest.fixture(scope="module")
+def on_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two processes that share the rows left what they got."""
+    folder = tmp_path_factory.mktemp("ranks")
+    check(launch(fit_on_rows, 2, folder, folder))
+    return folder
+
+
+@pytest.mark.slow
+def test_curvature_on_ranks_is_that_of_one_process(on_rows: Path) -> None:
+    test_laplace_laws.assert_ranks_found_the_same(on_rows, test_laplace_laws.FEW, 2)
+
+
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 @pytest.mark.slow
-def test_modes_that_ranks_find_are_those_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_that_ranks_find_are_those_of_one_process(
+    on_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(length, "_LONGEST", LONGEST)
-    check(launch(fit_around_modes, 2, tmp_path, (2, 1), tmp_path))
-    alone = around_modes(tmp_path / "alone")
+    alone = around_modes(tmp_path)
     expected = tensors(alone)
     for number in range(2):
-        found = load_file(tmp_path / f"{number}.safetensors")
+        found = load_file(on_rows / f"modes_{number}.safetensors")
         assert found.keys() == expected.keys()
         for name, tensor in found.items():
             torch.testing.assert_close(tensor, expected[name], **TIGHT)
-    again = around_modes(tmp_path / "run", resume=True)  # the training that two ranks left, read by one
+    again = around_modes(on_rows / "run", resume=True)  # the training that two ranks left, read by one
     torch.testing.assert_close(again.sample(4), alone.sample(4), **TIGHT)
 
 
@@ -154,13 +181,16 @@ def fitted_alone(name: str) -> dict[str, Tensor]:
         pytest.param(grid, id=name, marks=pytest.mark.study if name == "chains" else ()) for name, grid in GRIDS.items()
     ],
 )
-def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[int, int], Path]:
+def spread(
+    request: pytest.FixtureRequest, on_rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[tuple[int, int], Path]:
     """The fits of methods on a grid of processes: the grid, and where they left what they got."""
+    grid: tuple[int, int] = request.param
+    if grid == GRIDS["data"]:
+        return grid, on_rows
     folder = tmp_path_factory.mktemp("ranks")
-    check(
-        launch(fit_all, request.param[0] * request.param[1], folder, request.param, folder, (*shared(request.param),))
-    )
-    return request.param, folder
+    check(launch(fit_all, grid[0] * grid[1], folder, grid, folder, (*shared(grid),)))
+    return grid, folder
 
 
 @pytest.mark.slow

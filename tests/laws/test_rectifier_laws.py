@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.laws import test_method_laws
 from tests.laws.cases import Net, normal, unjudged
-from tests.laws.test_layer_laws import LAWS, obey
+from tests.laws.test_layer_laws import LAWS, obey, runs
 from tests.oracles import assert_close
 from torchbayes.randomness.seeds import Purpose, member_seeds, seeded
 
@@ -61,13 +60,8 @@ def known(plan: str = "loop", **settings: Any) -> tb.PBP:
     return pbp(plan, prior="model", shape=3.0, **settings)
 
 
-def runs() -> Iterator[Any]:
-    """Each law of methods on each network that it is about."""
-    for make in (pbp, known):
-        for law in [law for law in LAWS if law not in {TOGETHER, SOME}]:
-            networks = NETWORKS if "network" in inspect.signature(law).parameters else ("",)
-            for network in networks if make is pbp else tuple(networks)[:1]:
-                yield pytest.param(make, law, network, id=f"{make.__name__}-{law.__name__}-{network}".rstrip("-"))
+OWN = [law for law in LAWS if law not in {TOGETHER, SOME}]
+OTHER = [test_method_laws.test_interrupted_and_resumed_equals_uninterrupted]  # a state without the prior's parameters
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +74,9 @@ def regressions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a few rows, a few passes
-@pytest.mark.parametrize(("make", "law", "network"), [*runs()])
+@pytest.mark.parametrize(
+    ("make", "law", "network"), [*runs({"pbp": pbp}, OWN, NETWORKS), *runs({"known": known}, OTHER, ["mlp"])]
+)
 def test_law_of_methods(
     make: Callable[..., Any], law: Callable[..., None], network: str, request: pytest.FixtureRequest
 ) -> None:

@@ -104,7 +104,6 @@ def turns(turn: dict[str, str]) -> list[Any]:
     ]
 
 
-on_networks = pytest.mark.parametrize(("make", "network"), turns(TURN))
 unjudged_fits = pytest.mark.usefixtures("unjudged_fits")
 
 
@@ -149,8 +148,9 @@ def break_after(monkeypatch: pytest.MonkeyPatch, make: Make, steps: int) -> None
     monkeypatch.setattr(kind, "step", interrupted)
 
 
-# chains of `smile` go on in tests/driver/test_sample_resume.py, and its state is of the tensors and numbers of `mclmc`
-FILED = {name: network for name, network in TURN.items() if name != "smile"}
+# chains of these go on in tests/driver/test_sample_resume.py, from states of the same tensors and numbers
+CONTINUED = {"smile", "mclmc", "random_walk_dense", "hmc", "sghmc_cyclical"}
+FILED = {name: network for name, network in TURN.items() if name not in CONTINUED}
 
 
 @pytest.mark.parametrize(("make", "network"), turns(FILED))
@@ -182,7 +182,11 @@ def test_interrupted_and_resumed_equals_uninterrupted_at_any_length(
     assert_same_tensors(again.tensors(), expected.tensors())
 
 
-@on_networks
+# others of their class share their chains in the same way
+APART = {n: network for n, network in TURN.items() if n not in {"hmc", "sghmc_cyclical", "random_walk_dense"}}
+
+
+@pytest.mark.parametrize(("make", "network"), turns(APART))
 @unjudged_fits
 def test_chains_together_equal_chains_alone(make: Make, network: str) -> None:
     """Under their seeds, and chains of other seeds are other chains."""
@@ -199,7 +203,7 @@ def test_step_is_pure_and_donating_changes_nothing(make: Make) -> None:
     density = tb.LogDensity(model, source.num_data, None if method.needs.batch_size else source.rows(), plan="loop")
     weights_MD, _ = model.starting_weights(seeds)
     state, donated = (method.init(density, weights_MD, seeds=seeds) for _ in range(2))
-    for epoch in range(3):
+    for epoch in range(2):
         for rows in source.epoch(seeds, epoch):
             batch = rows if method.needs.batch_size else None
             before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}

@@ -100,7 +100,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 STUDIES = {"SWA", "FGE", "Snapshots", "Simplex", "HMC", "MALA", "SGLD", "RepulsiveEnsemble"}
 STUDIES |= {"MAMS", "UnderdampedLangevin", "MCLMC", "EllipticalSlice", "OnlineLaplace", "BSAM", "SVGD", "MNF", "SMILE"}
 STUDIES |= {"SWAG", "Curve", "RandomWalk", "MILE", "VI", "NormalizingFlow", "VBLL", "MCBatchNorm"}
-STUDIES |= {"SGNHT", "ConcreteDropout"}  # which draw and mask as SGHMC and MCDropout do
+STUDIES |= {"SGNHT", "SGHMC"}  # which answers in threads below
+STUDIES |= {"ConcreteDropout"}  # which masks as MCDropout does
 FITS: list[tuple[str, str]] = [
     ("MAP", "recurrent"),
     ("SWA", "noise"),
@@ -147,6 +148,7 @@ def method_of(name: str) -> Any:
     settings: dict[str, Any] = {k: v for k, v in (SAMPLED if "steps" in known else TRAINED).items() if k in known}
     settings |= {"transform": "spline", "layers": 1, "hidden": 4, "bins": 4} if name == "NormalizingFlow" else {}
     settings |= {"members": 2} if name in {"SVGD", "RepulsiveEnsemble"} else {}
+    settings |= {"max_doublings": 3} if name == "NUTS" else {}
     settings |= {"epochs_of_descent": 1, "every": 4} if name == "OnlineLaplace" else {}
     if name == "MILE":
         sampler = tb.MCLMC(steps=16, burn_in=12, thin=1, plan="loop")  # a sixth of it is a step

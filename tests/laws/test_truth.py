@@ -49,7 +49,9 @@ def test_map_is_the_posterior_mean_of_a_linear_gaussian_model() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "schedule"),
     [
-        (tb.SGD(lr=0.05, nesterov=True), tb.Constant()),
+        pytest.param(
+            tb.SGD(lr=0.05, nesterov=True), tb.Constant(), marks=pytest.mark.study
+        ),  # of optimizers' own tests
         (tb.SGD(lr=0.2, momentum=0.0), tb.PiecewiseLinear(0.1)),
         (tb.Adam(lr=0.1), tb.Cosine()),
     ],

@@ -37,10 +37,10 @@ def posterior(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 METHODS: dict[str, Any] = {
-    "ivon": tb.IVON(members=2, epochs=200, hessian_decay=0.98),
+    "ivon": tb.IVON(members=2, epochs=120, hessian_decay=0.98),
     "ivon-adapted": tb.IVON(members=2, epochs=400, hessian_decay=0.98, draws=2, antithetic=True),
-    "bsam": tb.BSAM(members=2, epochs=200, batch_size=ROWS),
-    "vi": tb.VI(members=2, epochs=200, kl_weight=1.0, optimizer=tb.Adam(3e-4)),
+    "bsam": tb.BSAM(members=2, epochs=120, batch_size=ROWS),
+    "vi": tb.VI(members=2, epochs=140, kl_weight=1.0, optimizer=tb.Adam(3e-4)),
 }
 
 

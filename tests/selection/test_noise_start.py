@@ -42,11 +42,11 @@ def noise_of(posterior: Any) -> float:
 FEW: dict[str, Any] = {"epochs": 8}
 METHODS = [
     tb.MAP(members=2, **FEW),
-    tb.MAP(optimizer=tb.SAM(tb.Adam(0.003)), **FEW),
+    pytest.param(tb.MAP(optimizer=tb.SAM(tb.Adam(0.003)), **FEW), marks=pytest.mark.study),
     pytest.param(tb.SWA(**FEW), marks=pytest.mark.study),  # which SWAG is too, and snapshots are the next
     tb.SWAG(rank=2, **FEW),
     pytest.param(tb.FGE(**FEW), marks=pytest.mark.study),
-    tb.Snapshots(cycles=2, **FEW),
+    pytest.param(tb.Snapshots(cycles=2, **FEW), marks=pytest.mark.study),  # descents begin in one place
     tb.RepulsiveEnsemble(members=2, **FEW),
     tb.VBLL(kl_weight=1.0, **FEW),
 ]

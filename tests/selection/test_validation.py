@@ -111,8 +111,14 @@ def nll_of_draws(posterior: Any, rows: Any, draws: int) -> float:
 
 
 @ignored
-@pytest.mark.parametrize(("method", "draws"), [(tb.SWA, 1), (tb.SWAG, 16)])
-@pytest.mark.parametrize("lr", [0.003, 0.3])
+@pytest.mark.parametrize(
+    ("method", "draws", "lr"),
+    [
+        (tb.SWA, 1, 0.003),
+        (tb.SWAG, 16, 0.3),
+        *(pytest.param(*case, marks=pytest.mark.study) for case in ((tb.SWA, 1, 0.3), (tb.SWAG, 16, 0.003))),
+    ],
+)
 def test_the_averaging_rate_is_that_of_a_search_by_hand(method: Any, draws: int, lr: float, tmp_path: Path) -> None:
     """At a rate so large that weights are thrown about the narrow average is the better one."""
     data, held_out, adam = table(60), table(40, seed=1), tb.Adam(lr)
@@ -137,7 +143,11 @@ def test_only_open_settings_of_averaging_are_chosen(tmp_path: Path) -> None:
 
 
 @ignored
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [METHODS[0], pytest.param(METHODS[1], marks=pytest.mark.study), METHODS[2]],
+    ids=lambda method: type(method).__name__,
+)
 def test_the_run_has_all_rows_and_the_chosen_epochs(method: Any, tmp_path: Path) -> None:
     import dataclasses
 
@@ -201,6 +211,7 @@ def test_noise_is_that_of_new_rows() -> None:
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_a_resumed_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, method = table(60), tb.MAP()
     half: dict[str, Any] = {"validation": UNLIKE}
@@ -347,6 +358,7 @@ def test_laplace_without_a_start_is_that_around_map_under_the_chosen_prior(tmp_p
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_several_members_of_laplace_without_a_start_are_those_of_an_ensemble(tmp_path: Path) -> None:
     found = fit(table(60), tb.Laplace(members=2), validation=UNLIKE, directory=tmp_path)
     start = begin(found, tmp_path)
@@ -356,6 +368,7 @@ def test_several_members_of_laplace_without_a_start_are_those_of_an_ensemble(tmp
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_laplace_without_a_start_keeps_its_choice_when_resumed(tmp_path: Path) -> None:
     data, held_out = table(60), UNLIKE
     found = fit(data, tb.Laplace(), directory=tmp_path, validation=held_out)
@@ -391,6 +404,7 @@ class Stop(Exception):
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_laplace_without_a_start_goes_on_with_the_training_that_was_interrupted(tmp_path: Path) -> None:
     data, method, held_out, at = table(60), tb.Laplace(members=2, prior="model"), UNLIKE, 3
     whole = fit(data, method, directory=tmp_path / "whole", validation=held_out)
@@ -416,6 +430,7 @@ def test_laplace_without_a_start_goes_on_with_the_training_that_was_interrupted(
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_an_older_run_without_its_training_trains_again(tmp_path: Path) -> None:
     data, method, held_out = table(60), tb.Laplace(prior="model"), UNLIKE
     found = fit(data, method, directory=tmp_path, validation=held_out)
@@ -425,6 +440,7 @@ def test_an_older_run_without_its_training_trains_again(tmp_path: Path) -> None:
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 @pytest.mark.parametrize("prior", ["model", "layer"])
 def test_laplace_without_a_start_keeps_a_prior_that_was_asked_for(prior: Any, tmp_path: Path) -> None:
     fit(table(60), tb.Laplace(prior=prior), validation=UNLIKE, directory=tmp_path)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.methods.noise import Purpose, uniforms
-from torchbayes.methods.schedules import epochs_of
 from torchbayes.posteriors.curves.curve import coefficients
 from torchbayes.randomness.seeds import member_seeds
 from torchbayes.selection import length
@@ -234,7 +233,7 @@ def test_the_ends_stay_and_batch_norm_is_recalibrated_along_the_curve():
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # of so short a training
 def test_without_a_start_the_ends_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": 20})  # of the usual length
+    monkeypatch.setattr(tb.MAP, "usual_steps", 20)  # of the ends
     model, rows = model_of(), rows_of(rows=18)  # too few to hold some out for the length of the training
     method = tb.Curve(**{**SMALL, "plan": "auto", "epochs": 5}, members=2)
     found: Any = tb.fit(model, rows, method, callbacks=(), directory=tmp_path)

@@ -125,15 +125,25 @@ def objective(
 # --- the objective
 
 
-@pytest.mark.parametrize("kind", KINDS)
+ABOUT: list[dict[str, Any]] = [
+    {},
+    {"kl_weight": 0.3, "temperature": 0.5},
+    {"temperature": 2.0, "tempering": "likelihood"},
+    {"prior": tb.priors.StudentT(3.0)},
+    {"prior": {"weight": tb.priors.NormalMixture((1.0, 0.3)), "*": tb.priors.Normal()}},
+]
+
+
+# the objective asks a flow for draws and their densities alone, whatever the prior and the temperature
 @pytest.mark.parametrize(
-    "about",
+    ("kind", "about"),
     [
-        {},
-        {"kl_weight": 0.3, "temperature": 0.5},
-        {"temperature": 2.0, "tempering": "likelihood"},
-        {"prior": tb.priors.StudentT(3.0)},
-        {"prior": {"weight": tb.priors.NormalMixture((1.0, 0.3)), "*": tb.priors.Normal()}},
+        pytest.param(
+            *(getattr(kind, "values", (kind,))[0], about),
+            marks=[*getattr(kind, "marks", ())] + [pytest.mark.study] * ((place + number) % 2),
+        )
+        for place, kind in enumerate(KINDS)
+        for number, about in enumerate(ABOUT)
     ],
 )
 def test_the_gradient_is_that_of_the_objective(kind: Transform, about: dict[str, Any]) -> None:
@@ -148,7 +158,14 @@ def test_the_gradient_is_that_of_the_objective(kind: Transform, about: dict[str,
     assert float((gradient * direction).sum()) == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# the gradients of all are above, and their densities in tests/posteriors/flows
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("planar", pytest.param("radial", marks=pytest.mark.study), pytest.param("realnvp", marks=needs_zuko)),
+        *(pytest.param(kind, marks=[needs_zuko, pytest.mark.study]) for kind in ("iaf", "spline")),
+    ],
+)
 def test_the_objective_is_unbiased(kind: Transform) -> None:
     """Its mean over 6,000 draws is the integral of q (log p(D, w) − log q), within 4 standard errors."""
     parameters = parameters_of(kind, bend=0.3)

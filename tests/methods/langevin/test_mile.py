@@ -96,7 +96,7 @@ class Leaving(tb.MCLMC):
 
 def test_chains_that_leave_for_a_worse_place_become_their_networks() -> None:
     leaving = tb.MILE(members=2, sampler=Leaving(steps=90, burn_in=60), ensemble=ENSEMBLE)
-    data, test = rows(200), rows(300, 20)
+    data, test = rows(100), rows(300, 20)
     with pytest.warns(tb.ProblemWarning, match="replaced by the network"):
         found = tb.fit(model(), data, leaving, callbacks=())
     assert torch.equal(found.weights_MSD, found.weights_MSD[:, :1].expand_as(found.weights_MSD))

@@ -46,7 +46,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize(
     ("classes", "places"),
-    [(3, 1), pytest.param(MOST_OUTPUTS, 1, marks=pytest.mark.study), (MOST_OUTPUTS // 4, 4)],
+    [(3, 1), *(pytest.param(*case, marks=pytest.mark.study) for case in ((MOST_OUTPUTS, 1), (MOST_OUTPUTS // 4, 4)))],
 )
 def test_it_is_exact_up_to_the_threshold(classes: int, places: int) -> None:
     with warnings.catch_warnings():
@@ -56,7 +56,9 @@ def test_it_is_exact_up_to_the_threshold(classes: int, places: int) -> None:
     assert not same(found, fitted(classes, places, curvature="fisher"))
 
 
-@pytest.mark.parametrize(("classes", "places"), [(MOST_OUTPUTS + 1, 1), (MOST_OUTPUTS // 4 + 1, 4)])
+@pytest.mark.parametrize(
+    ("classes", "places"), [pytest.param(MOST_OUTPUTS + 1, 1, marks=pytest.mark.study), (MOST_OUTPUTS // 4 + 1, 4)]
+)
 def test_it_is_sampled_above_the_threshold(classes: int, places: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -60,6 +60,7 @@ def log_evidence(posterior: tb.LaplacePosterior, factor_D: Tensor, noise: float 
     return total
 
 
+@cache
 def exact_noise(prior: str, members: int = 1, force_D: Tensor | None = None) -> float:
     """Return the factor on the noise at the maximum of the exact evidence, over it and at most one on the prior."""
     fitted = regression("dense", members=members)
@@ -69,7 +70,7 @@ def exact_noise(prior: str, members: int = 1, force_D: Tensor | None = None) -> 
     def negative(point: Any) -> float:
         return -log_evidence(fitted, force_D * math.exp(point[1] if len(point) > 1 else 0.0), math.exp(point[0]))
 
-    options = {"fatol": 1e-12, "xatol": 1e-9, "maxiter": 4000}
+    options = {"fatol": 1e-10, "xatol": 1e-7, "maxiter": 4000}
     best = minimize(negative, start, method="Nelder-Mead", options=options)
     return math.exp(best.x[0])
 
@@ -95,8 +96,8 @@ def test_the_maximum_of_the_evidence(structure: str, prior: Any, noise: bool, me
         )
         return -log_evidence(fitted, factors, math.exp(point[-1]) if given is None else given)
 
-    best = minimize(negative, [0.0] * (int(group_D.max()) + 2), method="Nelder-Mead", options={"fatol": 1e-12,
-                    "xatol": 1e-8, "maxiter": 4000, "maxfev": 4000})  # fmt: skip
+    best = minimize(negative, [0.0] * (int(group_D.max()) + 2), method="Nelder-Mead", options={"fatol": 1e-9,
+                    "xatol": 1e-6, "maxiter": 4000, "maxfev": 4000})  # fmt: skip
     assert_close(float(tuned.log_evidence().sum()), -best.fun, rtol=1e-9)
     if not noise:
         assert_close(-negative([0.0] * (int(group_D.max()) + 2)), float(fitted.log_evidence().sum()), rtol=1e-9)
@@ -328,8 +329,8 @@ def test_factors_multiply_the_prior_in_force(structure: str, prior: Any) -> None
         factors = torch.as_tensor(point[:-1], dtype=torch.float64).exp()[group_D] if prior != "model" else 1.0
         return -log_evidence(fitted, force_D * factors, math.exp(point[-1]) if given is None else given)
 
-    best = minimize(negative, [0.0] * (int(group_D.max()) + 2), method="Nelder-Mead", options={"fatol": 1e-12,
-                    "xatol": 1e-8, "maxiter": 4000, "maxfev": 4000})  # fmt: skip
+    best = minimize(negative, [0.0] * (int(group_D.max()) + 2), method="Nelder-Mead", options={"fatol": 1e-9,
+                    "xatol": 1e-6, "maxiter": 4000, "maxfev": 4000})  # fmt: skip
     assert_close(float(tuned.log_evidence()), -best.fun, rtol=1e-9)
     ratio_D = tuned.strength_D / force_D
     for group in group_D.unique():

@@ -310,7 +310,7 @@ def test_temperature_scales_the_spread_of_stochastic_samplers(make: Make, temper
     model = tb.Model(network, tb.likelihoods.Gaussian(1e3), tb.priors.Normal(1.0), temperature=temperature)
     rows = (torch.zeros(4, 2000).double(), torch.zeros(4, 1).double())
     step_size = 1e-3 if make is tb.SGNHT else 0.05
-    settings = {"chains": 1, "steps": 500, "burn_in": 200, "thin": 5, "step_size": step_size, "batch_size": 2}
+    settings = {"chains": 1, "steps": 400, "burn_in": 150, "thin": 5, "step_size": step_size, "batch_size": 2}
     posterior = tb.fit(model, rows, make(**settings), start=normal(1, 2000) * temperature**0.5, callbacks=())
     assert isinstance(posterior, tb.Draws)
     assert posterior.weights_MSD.square().mean() / temperature == pytest.approx(1.0, abs=0.06)
@@ -327,7 +327,7 @@ def test_a_preconditioner_equals_a_change_of_units(make: Make):
     """Where gradients have constant size V settles, and coordinates of other units move alike: 400 of each unit."""
     scales = torch.tensor([0.1, 1.0, 10.0]).double().repeat_interleave(400)
     density = tb.FunctionDensity(lambda w: -0.5 * (w.double() / scales).square().sum(1))
-    length = {"steps": 2400, "burn_in": 1000} if make is tb.SGLD else {"steps": 1000, "burn_in": 400}
+    length = {"steps": 2400, "burn_in": 1000} if make is tb.SGLD else {"steps": 700, "burn_in": 300}
     step_size = 0.05 if make is tb.SGLD else 0.02
     method = make(chains=1, step_size=step_size, batch_size=None, preconditioned=True, decay=0.9999, **length)
     chains = tb.sample(density, method, normal(1, 1200) * scales, seed=3)

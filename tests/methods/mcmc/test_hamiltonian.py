@@ -383,7 +383,7 @@ def test_as_many_leapfrogs_fill_the_trajectory_as_are_needed(
     assert rows == [3] * (1 + 20 * leapfrogs)  # what is reported is what was paid
 
 
-@pytest.mark.parametrize("step_size", [0.2, 0.9])
+@pytest.mark.parametrize("step_size", [0.9, pytest.param(0.2, marks=pytest.mark.study)])
 def test_jitter_stretches_trajectories_uniformly_and_each_chain_by_itself(step_size: float):
     method = tb.HMC(4, 200, 0, step_size=step_size, trajectory=1.0, jitter=0.4)
     numbers = tb.sample(gaussian(), method, normal(4, 1)).numbers
@@ -394,13 +394,13 @@ def test_jitter_stretches_trajectories_uniformly_and_each_chain_by_itself(step_s
 
 
 def test_steps_are_halved_geometrically_and_each_chain_by_itself():
-    method = tb.HMC(8, 250, 0, step_size=0.5, trajectory=1.0, halvings=2)
-    numbers = tb.sample(gaussian(), method, normal(8, 1)).numbers
+    method = tb.HMC(16, 125, 0, step_size=0.5, trajectory=1.0, halvings=2)
+    numbers = tb.sample(gaussian(), method, normal(16, 1)).numbers
     halvings_MS = (0.5 / numbers["step_size"]).log2()
     assert_close(numbers["gradients"], 2 * 2**halvings_MS)
     counts = torch.bincount(halvings_MS.round().long().flatten(), minlength=3)
     assert scipy.stats.chisquare(counts.numpy(), [1000, 500, 500]).pvalue > 1e-4
-    assert torch.corrcoef(halvings_MS).triu(1).abs().max() < 0.2
+    assert torch.corrcoef(halvings_MS).triu(1).abs().max() < 0.4  # of 120 pairs, each with an error of 0.09
     with pytest.raises(ValueError, match="`halvings` must be a whole number of at least 0"):
         tb.HMC(halvings=-1)
 

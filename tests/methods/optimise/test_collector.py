@@ -399,7 +399,10 @@ def test_batch_norm_needs_the_data() -> None:
     torch.testing.assert_close(posterior.functions()(data[0])[0], expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(("temperature", "tempering"), [(1.0, "joint"), (0.3, "likelihood"), (0.3, "joint")])
+@pytest.mark.parametrize(
+    ("temperature", "tempering"),
+    [pytest.param(1.0, "joint", marks=pytest.mark.study), (0.3, "likelihood"), (0.3, "joint")],
+)
 def test_a_learned_noise_scale_is_the_most_probable_one(temperature: float, tempering: str) -> None:
     model, data = regression(temperature=temperature, tempering=tempering)
     collector = tb.SWAG().collector(model)

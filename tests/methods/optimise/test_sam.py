@@ -229,6 +229,7 @@ METHODS = {
 }
 
 
+@pytest.mark.usefixtures("unjudged_fits")
 @pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
 def test_every_descent_takes_it(make: Any) -> None:
     data, about = rows_of(), {"members": 2, "epochs": 6, "batch_size": 6}

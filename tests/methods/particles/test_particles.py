@@ -255,10 +255,11 @@ def test_more_particles_of_svgd_spread_more() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "expected"), [(50, 0.728), pytest.param(200, 0.745, marks=pytest.mark.study)])
+@pytest.mark.study  # forces are those of the formula, above, and a linear kernel has exact moments
+@pytest.mark.parametrize(("count", "expected"), [(50, 0.728), (200, 0.745)])
 def test_kde_of_fixed_bandwidth_takes_half_of_it_off_the_variance(count: int, expected: float) -> None:
     """With n → ∞ the variance under N(0, 1) is 1 − h/2."""
-    found, _ = run(in_weights(members=count, bandwidth=0.5, **settled(0.05)), normal(count, 1), 700)
+    found, _ = run(in_weights(members=count, bandwidth=0.5, **settled(0.05)), normal(count, 1), 450)
     assert variance(found) == pytest.approx(expected, abs=0.002)
 
 

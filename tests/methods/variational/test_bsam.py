@@ -97,8 +97,8 @@ def test_all_rows_and_one_curvature() -> None:
         lr=1e-3, momentum=0.9, decay=0.99, rho=1e-9, damping=1e-12, initial_scale=0.06, schedule=tb.Constant(), epochs=1
     )
     target: Any = density
-    state = method.init(target, torch.zeros(1, size, dtype=torch.float64), {}, seeds=[3], steps_per_epoch=1200)
-    for _ in range(1200):
+    state = method.init(target, torch.zeros(1, size, dtype=torch.float64), {}, seeds=[3], steps_per_epoch=700)
+    for _ in range(700):
         state, _ = method.step(target, state, ROWS, donate=True)
     expected = h * math.sqrt(2 / (math.pi * n)) + delta
     assert float(state.precision_MD.mean()) == pytest.approx(expected, rel=0.02)
@@ -219,7 +219,7 @@ def test_data_that_are_not_finite_and_runs_that_diverge() -> None:
 
 def test_batch_norm_weights_of_rows_and_bfloat16() -> None:
     data = rows_of("conv_batch_norm")
-    normed = tb.fit(model_of("conv_batch_norm"), data, tb.BSAM(epochs=15, batch_size=8, parts=2), callbacks=())
+    normed = tb.fit(model_of("conv_batch_norm"), data, tb.BSAM(epochs=10, batch_size=8, parts=2), callbacks=())
     assert tb.evaluate(normed, data).metrics["accuracy"] > 0.6
     inputs, targets = rows_of()
     found = []

@@ -153,9 +153,9 @@ def test_network_is_untouched_and_learned_noise_and_batch_norm_are_taken(monkeyp
     net = nn.Sequential(*layers).train()
     before, state = {n: t.clone() for n, t in net.state_dict().items()}, torch.get_rng_state()
     model = tb.Model(net, tb.likelihoods.Gaussian("learned"))
-    inputs, targets = (part.float() for part in regression(240))
-    method, held_out = tb.ConcreteDropout(batch_size=50), (inputs[200:], targets[200:])
-    posterior = tb.fit(model, (inputs[:200], targets[:200]), method, validation=held_out, callbacks=())
+    inputs, targets = (part.float() for part in regression(190))
+    method, held_out = tb.ConcreteDropout(batch_size=50), (inputs[150:], targets[150:])
+    posterior = tb.fit(model, (inputs[:150], targets[:150]), method, validation=held_out, callbacks=())
     assert_same_tensors(net.state_dict(), before)
     assert torch.equal(torch.get_rng_state(), state)
     assert posterior.buffers_M is not None

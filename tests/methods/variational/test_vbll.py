@@ -109,7 +109,7 @@ def test_the_gradient_is_that_of_the_loss(covariance: str, name: str) -> None:
         return loss_of(model, layer, at, (x, y), 30, **option)
 
     gradient, step = loss(both).gradient, 1e-6
-    for at in (0, 7, 12, 15, model.layout.size - 1, model.layout.size + 1, both.shape[1] - 1):
+    for at in (7, model.layout.size - 1, model.layout.size + 1, both.shape[1] - 1):
         ends = []
         for sign in (1, -1):
             moved = both.clone()
@@ -436,7 +436,7 @@ class Scaled(nn.Linear):
 def test_one_weight_and_one_row() -> None:
     model = tb.Model(nn.Linear(1, 1, bias=False).double(), tb.likelihoods.Gaussian(0.5))
     data = (torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
-    posterior = tb.fit(model, data, tb.VBLL(epochs=200, optimizer=tb.Adam(0.06), kl_weight=1.0), callbacks=())
+    posterior = tb.fit(model, data, tb.VBLL(epochs=120, optimizer=tb.Adam(0.08), kl_weight=1.0), callbacks=())
     assert_close(posterior.tensors()["mean_MD"], torch.tensor([[0.8]]).double(), rtol=1e-2)
     assert isinstance(posterior, tb.Gaussian)
     assert_close(posterior.covariance.dense(), torch.tensor([[[0.2]]]).double(), rtol=1e-2)
