@@ -46,8 +46,8 @@ def test_time_grows_no_faster_than_rows():
 def test_a_fit_that_asks_for_nothing_takes_model_and_method_that_go_together(target, likelihood, capsys):
     assert main(["fit", "--data", "table.csv", "--target", target, *SHORT, "--directory", "run"]) == 0
     assert (
-        "Chosen, as nothing was asked for: SGNHT (chains 4, steps 20, burn_in 10, batch_size 512) on the network tabular "
-        f"(hidden [64, 64]); likelihood {likelihood}; prior hierarchical (scale 0.2, df 2.0, groups columns)."
+        "Chosen, as nothing was asked for: SGNHT (chains 4, steps 20, burn_in 10, batch_size 512) on the network "
+        f"tabular (hidden [64, 64]); likelihood {likelihood}; prior hierarchical (scale 0.2, df 2.0, groups columns)."
     ) in capsys.readouterr().err
     written = read_config(Path("run/config.yaml"))
     model = {name: written[name] for name in ("network", "likelihood", "prior", "prior_scale")}
