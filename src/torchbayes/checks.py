@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -319,3 +319,19 @@ def _is_number(value: Any) -> bool:
 
 def _finite(value: Any) -> str:
     return "finite and " if _is_number(value) and math.isinf(value) else ""
+
+
+def holds(value: object, name: str) -> TypeGuard[Any]:
+    """Return whether an object, or a class, has an optional member, and no subclass has changed what that refers to.
+
+    A subclass of `Gaussian` with another `log_prob` inherits a curvature that belongs to the old one, and so does not
+    hold it. Checks of targets and dunders change nothing.
+    """
+    classes = (value if isinstance(value, type) else type(value)).__mro__
+    owner = next((kind for kind in classes if name in vars(kind)), None)
+    if owner is None:
+        return False
+    changed = {
+        n for kind in classes[: classes.index(owner)] for n, value in vars(kind).items() if hasattr(value, "__get__")
+    }
+    return not any(hasattr(owner, n) for n in changed if n != "check" and not n.startswith("__"))

@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from torchbayes.calls import explained
-from torchbayes.checks import check_choice, check_kind
+from torchbayes.checks import check_choice, check_kind, holds
 from torchbayes.conformal.jackknife import KINDS, Kind, LeftOut, ends_of
 from torchbayes.conformal.outputs import Outputs, outputs_of
 from torchbayes.conformal.ranks import check_coverage, fewest_rows
 from torchbayes.display import Overview, shown
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.batches.batch import batch_size, rows_of
-from torchbayes.model.inherited import holds
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.likelihoods.shapes import Regression, like
 from torchbayes.model.sources.sources import as_source

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchbayes.model.inherited import holds
+from torchbayes.checks import holds
 from torchbayes.model.likelihoods import Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import counted
 from torchbayes.model.likelihoods.shapes import aligned

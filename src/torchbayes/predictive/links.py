@@ -9,8 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice
-from torchbayes.model.inherited import holds
+from torchbayes.checks import check_choice, holds
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Probit
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.likelihoods.weighted import unweighted

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.checks import seen
+from torchbayes.checks import holds, seen
 from torchbayes.density.architecture import Architecture, architecture
 from torchbayes.display import shown_by
 from torchbayes.linalg.structure import is_diagonal
-from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Model

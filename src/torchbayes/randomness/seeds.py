@@ -262,7 +262,7 @@ def member_seeds(seed: int, members: int) -> list[int]:
         ValueError: if the seed is not a whole number, or M is not one of at least 1.
     """
     seed, members = as_seed(seed), whole("members", members)
-    return [seed, *numbered(Purpose.MEMBER, seed, count=members)[1:]]
+    return [seed, *(mix(Purpose.MEMBER, seed, member) for member in range(1, members))]
 
 
 def generator(purpose: int, *integers: int, device: torch.device | str = "cpu") -> torch.Generator:

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 import torchbayes as tb
 from tests.oracles import assert_close, classes, normal
+from torchbayes.checks import holds
 from torchbayes.density.kernels import kernel_of
-from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Custom, Gaussian, StudentT, Weighted
 from torchbayes.model.likelihoods.protocol import average_log_prob, counted, scored
 from torchbayes.model.likelihoods.weighted import fixed_noise, num_values, rescaled, unweighted

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import holds
 from torchbayes.curvature.discovery import LayerSupport
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.ep.beliefs import Sites
 from torchbayes.methods.ep.tilted import MOST, Tilted, probit, tilted
 from torchbayes.methods.protocol import DivergedError
-from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Probit, StudentT
 from torchbayes.model.likelihoods.protocol import counted
 from torchbayes.model.likelihoods.weighted import unweighted

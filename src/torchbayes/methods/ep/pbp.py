@@ -27,6 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchbayes.checks import holds
 from torchbayes.density.density import LogDensity
 from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Case, finite
@@ -37,7 +38,6 @@ from torchbayes.methods.defaults import Defaults, Report
 from torchbayes.methods.ep.gammas import as_log_scales, noise_before
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.protocol import DivergedError, Needs, Shelf, Visit
-from torchbayes.model.inherited import holds
 from torchbayes.model.likelihoods.weighted import Weighted
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers

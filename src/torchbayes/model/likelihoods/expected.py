@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.model.inherited import holds
+from torchbayes.checks import holds
 from torchbayes.model.likelihoods.binary import Bernoulli
 from torchbayes.model.likelihoods.categorical import Categorical
 from torchbayes.model.likelihoods.gaussian import Gaussian

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchbayes.checks import check_counts, check_each, check_flags, check_numbers, plain
-from torchbayes.model.inherited import holds
+from torchbayes.checks import check_counts, check_each, check_flags, check_numbers, holds, plain
 from torchbayes.model.priors.univariate import Prior, check_prior
 
 Parameters = Mapping[str, Tensor]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
-from torchbayes.model.inherited import holds
+from torchbayes.checks import holds
 from torchbayes.model.likelihoods.gaussian import Gaussian, as_setting, as_tuple
 from torchbayes.model.likelihoods.protocol import NONE, Counted, Learned, Likelihood, Parameters, counted, scored
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from torchbayes.checks import holds
 from torchbayes.linalg import Blocks, Diagonal
 from torchbayes.linalg.stored import double
 from torchbayes.model.layout import Layout, matches
-from torchbayes.model.priors.altered import Altered
 from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.groups import SharedVariance
 from torchbayes.model.priors.joint import Joint
@@ -34,6 +34,19 @@ from torchbayes.model.priors.univariate import (
 )
 from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, generator
+
+_OPTIONAL = (
+    "std",
+    "loc",
+    "improper",
+    "quadratic",
+    "sample",
+    "total",
+    "add_gradient_",
+    "visit_",
+    "precision",
+    "expected_",
+)
 
 Together = Joint | SharedVariance
 """Priors of all weights of a run together: their log density is one number."""
@@ -338,4 +351,41 @@ def _resolved(prior: PriorLike, name: str, axes: Axes) -> Prior | Together:
         except ValueError as error:
             raise ValueError(f"the `prior` of `{name}`: {error}") from None
     check_prior(prior=prior)
-    return Altered.of(prior)
+    checked: Any = prior
+    return Altered(checked) if _is_altered(type(checked)) else checked
+
+
+class Altered(Prior):
+    """A prior that inherits members which belong to another density: they are left out here.
+
+    A subclass of `Normal` with a `log_prob` of its own is no normal distribution, whatever its class says.
+    """
+
+    def __init__(self, prior: Prior) -> None:
+        """Take what still holds of `prior`."""
+        self.prior = prior
+        for name in _OPTIONAL:
+            if hasattr(prior, name) and not _is_stale(type(prior), name):
+                setattr(self, name, getattr(prior, name))
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        return self.prior.log_prob(weights)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Altered) and self.prior == other.prior
+
+    def __hash__(self) -> int:
+        return hash(self.prior)
+
+    def __repr__(self) -> str:
+        return repr(self.prior)
+
+
+@cache
+def _is_altered(kind: type) -> bool:
+    """Return whether a class of priors inherits what does not hold."""
+    return any(name not in vars(kind) and _is_stale(kind, name) for name in _OPTIONAL)
+
+
+def _is_stale(kind: type, name: str) -> bool:
+    return hasattr(kind, name) and not holds(kind, name)
