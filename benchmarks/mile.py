@@ -123,7 +123,7 @@ def methods(asked: argparse.Namespace) -> dict[str, Any]:
 
 def run(name: str, seed: int, asked: argparse.Namespace, ranks: tb.Ranks) -> dict[str, dict[str, float]]:
     """Return the scores of each method on one table, with seconds."""
-    train, test = protocol(name, asked.bins, logs=asked.logs, tuning=asked.tuning)
+    train, test = protocol(name, asked.bins, logs=asked.log_columns, tuning=asked.tuning)
     torch.manual_seed(seed)
     model = tb.Model(
         network(train[0].shape[1], asked.width, asked.depth),
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--prior", type=float, default=1.0, help="standard deviation of every weight")
     parser.add_argument("--epochs", type=int, default=0, help="of the ensemble; 0 for as many as held-out rows choose")
     parser.add_argument("--bins", type=int, default=0, help="pieces of each column beside it; 0 for none")
-    parser.add_argument("--logs", action="store_true", help="logarithms of positive columns beside them")
+    parser.add_argument("--log-columns", action="store_true", help="logarithms of positive columns beside them")
     parser.add_argument("--tuning", action="store_true", help="score rows of the training part instead of the test's")
     parser.add_argument("--batch", type=int, default=128, help="rows of a step of SGNHT")
     parser.add_argument(
@@ -196,7 +196,9 @@ def main() -> None:
 
 def show(name: str, by_seed: list[dict[str, dict[str, float]]], asked: argparse.Namespace) -> None:
     """Print the scores of one table."""
-    print(f"\n{name}, {asked.width}x{asked.depth}, {asked.bins} bins{', logs' * asked.logs}, {asked.seeds} seeds")
+    print(
+        f"\n{name}, {asked.width}x{asked.depth}, {asked.bins} bins{', logs' * asked.log_columns}, {asked.seeds} seeds"
+    )
     names = [*next(iter(by_seed[0].values()))]
     print("".join([f"{'':10}", *(f"{each:>16}" for each in names)]))
     for label in by_seed[0]:
