@@ -384,7 +384,8 @@ def test_a_chain_is_stuck_beyond_the_noise_of_its_density(behind: float, also: f
     likelihood_MR[2] -= 2 * also
     for names in (("log_density", "log_likelihood"), ("log_likelihood", "log_density")):
         reports = dict(zip(names, (density_MR, likelihood_MR), strict=True))
-        assert stuck(reports, 8).tolist() == [False, False, left_out]
+        assert stuck(reports, 8, 3).tolist() == [False, False, left_out]
+    assert not stuck(reports, 8, 41).any()  # rows are less likely by less than a nat each
 
 
 def fit_stuck(grid: tuple[int, int], folder: Path) -> None:

@@ -35,8 +35,8 @@ def verdict(chains_MSD: Tensor, start_MD: Tensor, **given: Any) -> Verdict:
 
 
 def reports(means: list[float]) -> dict[str, Tensor]:
-    """Log densities, and as far below each other log likelihoods, of one step."""
-    return {"log_density": torch.tensor(means)[:, None], "log_likelihood": torch.tensor(means)[:, None] + 7.0}
+    """Log densities, and further below each other log likelihoods, of one step and 200 rows."""
+    return {"log_density": torch.tensor(means)[:, None], "log_likelihood": 300 * torch.tensor(means)[:, None]}
 
 
 def around(*centres: Tensor, spread: float = 0.02) -> Tensor:

@@ -24,8 +24,8 @@ median chain by
 
     10 √(D/2 + e²),    e the standard error of a mean over epochs
 
-because the log density of D normal weights has a standard deviation of √(D/2). The density alone does not count: chains
-at wider weights may fit as well.
+because the log density of D normal weights has a standard deviation of √(D/2), and the rows are less likely by a nat
+each. The density alone does not count: chains at wider weights may fit as well.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Sampled(Ending):
         columns = case.history.columns(after=self.burn_in) if self.noisy else {}
         if "log_density" not in columns or columns["log_density"].shape[1] < FEW:
             return None
-        return stuck(columns, case.posterior.weights_MSD.shape[-1])
+        return stuck(columns, case.posterior.weights_MSD.shape[-1], case.source.num_data)
 
     def look(self, case: Case) -> list[str]:
         problems = problems_of(case.posterior.weights_MSD, case.history, burn_in=self.burn_in)
@@ -122,17 +122,18 @@ def problems(
     return tuple(clauses)
 
 
-def stuck(columns: Mapping[str, Tensor], size: int) -> Tensor:
+def stuck(columns: Mapping[str, Tensor], size: int, num_data: int) -> Tensor:
     """Return which chains are far less likely than the median one, bool (M,).
 
     `columns` are the reports of steps or epochs, each (M, R), among them `log_density` and `log_likelihood`; `size` is
-    D. No chain is stuck if a number is not finite.
+    D, and `num_data` N. No chain is stuck if a number is not finite.
     """
     stuck_M = torch.ones(len(columns["log_density"]), dtype=torch.bool)
-    for column_MR in (columns["log_density"], columns["log_likelihood"]):
+    for name, least in (("log_density", 0), ("log_likelihood", num_data)):
+        column_MR = columns[name]
         error_M = column_MR.std(1, correction=0) / math.sqrt(column_MR.shape[1])
         mean_M = column_MR.mean(1)
-        below_M = mean_M < mean_M.median() - STUCK * (size / 2 + error_M.square()).sqrt()
+        below_M = mean_M < mean_M.median() - (STUCK * (size / 2 + error_M.square()).sqrt()).clamp_min(least)
         stuck_M &= below_M & column_MR.isfinite().all()
     return stuck_M
 

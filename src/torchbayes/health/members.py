@@ -73,7 +73,7 @@ def judged(
     jump_M = mean_SMN.diff(dim=0).square().mean((0, 2))
     dead_M = ~(spread_M > _DEAD * spread_M.max())
     frozen_M = ~(jump_M > _FROZEN * mean_SMN.var(-1).mean(0)) if len(mean_SMN) > 1 else torch.zeros_like(dead_M)
-    stuck_M = stuck(columns, size) if columns else torch.zeros_like(dead_M)
+    stuck_M = stuck(columns, size, source.num_data) if columns else torch.zeros_like(dead_M)
     dropped_M = dead_M | stuck_M
     if dropped_M.all():
         dropped_M = torch.zeros_like(dropped_M)
