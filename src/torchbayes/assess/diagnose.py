@@ -10,6 +10,7 @@ needed: chains that differ in their weights may agree in their functions, and on
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -40,6 +41,7 @@ from torchbayes.model.layout import weight_name
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import CONFIG, read_described
+from torchbayes.posteriors.locks import FileWarning
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.predict import predict
@@ -275,6 +277,14 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
         raise TypeError(f"`log` must be the directory of a run, or the records of its log; got {seen(log)}.")
     if burn_in is None:
         burn_in = int(config.get("method", {}).get("burn_in", 0))
+    logged = {len(entry.get("log_density", ())) for entry in records}
+    if config and len(logged) == 1 and min(logged) > chains:  # a fit left chains out, and does not say here which
+        warnings.warn(
+            f"the log is of {min(logged)} chains, of which the posterior has {chains}, so that it is not shown.",
+            FileWarning,
+            stacklevel=4,
+        )
+        return None
     for entry in records:
         if len(entry.get("log_density", ())) != chains:
             raise ValueError(f"the log is not one of {chains} chains of a sampler; a record of it: {dict(entry)}.")

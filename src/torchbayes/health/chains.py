@@ -62,7 +62,7 @@ class Sampled(Ending):
 
     def dropped(self, case: Case) -> Tensor | None:
         columns = case.history.columns(after=self.burn_in) if self.noisy else {}
-        if "log_density" not in columns or columns["log_density"].shape[1] < FEW:
+        if not columns or next(iter(columns.values())).shape[1] < FEW:
             return None
         return stuck(columns, case.posterior.weights_MSD.shape[-1], case.source.num_data)
 
@@ -126,9 +126,11 @@ def stuck(columns: Mapping[str, Tensor], size: int, num_data: int) -> Tensor:
     """Return which chains are far less likely than the median one, bool (M,).
 
     `columns` are the reports of steps or epochs, each (M, R), among them `log_density` and `log_likelihood`; `size` is
-    D, and `num_data` N. No chain is stuck if a number is not finite.
+    D, and `num_data` N. No chain is stuck if a number is not finite, or a report is missing.
     """
-    stuck_M = torch.ones(len(columns["log_density"]), dtype=torch.bool)
+    stuck_M = torch.ones(len(next(iter(columns.values()))), dtype=torch.bool)
+    if not {"log_density", "log_likelihood"} <= columns.keys():
+        return ~stuck_M
     for name, least in (("log_density", 0), ("log_likelihood", num_data)):
         column_MR = columns[name]
         error_M = column_MR.std(1, correction=0) / math.sqrt(column_MR.shape[1])
