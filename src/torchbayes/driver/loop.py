@@ -169,8 +169,9 @@ def run_to_end(
     run.shelf = _shelf(density.model, method, run=run, count=description.get("draws", 0))
     total = -(-method.length(per_epoch) // per_epoch)
     callbacks = callbacks if shard.ranks.first else ()  # the first rank alone reports
+    may_stop = shard.ranks.agree(bool(callbacks))  # a progress bar stops no run
     with listeners(callbacks, method, (state.step // per_epoch, total)) as notified:
-        epochs = Epochs(per_epoch, total, Means(shard, description.get("sums")), notified)
+        epochs = Epochs(per_epoch, total, Means(shard, description.get("sums")), notified, may_stop)
         return released(iterate(method, density, state, reader=Reader(source, seeds), run=run, epochs=epochs))
 
 
@@ -223,6 +224,7 @@ class Epochs:
     total: int  # epochs of the run
     means: Means  # averages over the present epoch
     listeners: Sequence[Callback] = ()
+    may_stop: bool = True  # whether any of them, on the first rank, may end the run
     began: float = field(default_factory=time.monotonic)  # when the epoch began
 
     def poll(self) -> None:
@@ -249,4 +251,4 @@ class Epochs:
         self.began = time.monotonic()
         event = Event(number, self.total, state.step, state, info, record)
         stop = any([callback(event) is True for callback in self.listeners])  # a list, so that every callback is called
-        return run.shard.ranks.agree(stop)
+        return self.may_stop and run.shard.ranks.agree(stop)  # asking takes longer than a short epoch
