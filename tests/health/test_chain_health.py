@@ -380,13 +380,13 @@ def test_a_chain_on_minibatches_that_is_stuck_is_left_out(tmp_path: Path):
 )
 def test_a_chain_is_stuck_beyond_the_noise_of_its_density(behind: float, also: float, spread: float, left_out: bool):
     """In standard deviations of the log density of 8 normal weights, and with the error of a mean of four steps."""
-    density_MR = spread * torch.tensor([1.0, -1.0, 1.0, -1.0]).expand(3, 4).clone()
+    density_MR = spread * torch.tensor([1.0, -1.0, 1.0, -1.0]).expand(4, 4).clone()
     likelihood_MR = density_MR.clone()
-    density_MR[2] -= 2 * behind
-    likelihood_MR[2] -= 2 * also
+    density_MR[2:] -= 2 * behind  # half of the chains
+    likelihood_MR[2:] -= 2 * also
     for names in (("log_density", "log_likelihood"), ("log_likelihood", "log_density")):
         reports = dict(zip(names, (density_MR, likelihood_MR), strict=True))
-        assert stuck(reports, 8, 3).tolist() == [False, False, left_out]
+        assert stuck(reports, 8, 3).tolist() == [False, False, left_out, left_out]
     assert not stuck({"log_density": density_MR}, 8, 3).any()  # another sampler may report less
     assert not stuck(reports, 8, 41).any()  # rows are less likely by less than a nat each
 

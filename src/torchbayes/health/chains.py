@@ -19,8 +19,8 @@ Only what makes chains worthless counts, not what makes them short; `diagnose` a
 The last two need 100 iterations or more, the others 20, weights that are not finite any number. A sampler is judged
 by those of these numbers that it reports: one without momentum has no energies, so neither divergences nor E-BFMI.
 Samplers on minibatches see noisy densities and accept every step, so only their weights are judged. Their chains are
-left out where they are stuck: where the means of both the log density and the log likelihood are below those of the
-median chain by
+left out where they are stuck: where the means of both the log density and the log likelihood are below the highest of
+all chains by
 
     10 √(D/2 + e²),    e the standard error of a mean over epochs
 
@@ -48,7 +48,7 @@ FEW = 4  # epochs needed to judge whether a chain on minibatches is stuck
 _COLUMNS = ("acceptance", "divergent", "outside", "failed", "energy", "log_density", "log_likelihood")
 _LOOKED_AT = 1000  # weights whose R-hat is computed
 _BLOCK = 1 << 22  # weights read at once
-STUCK_SAID = "dropped: the log density is far below that of the others"
+STUCK_SAID = "dropped: the log density is far below that of another chain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def problems(
 
 
 def stuck(columns: Mapping[str, Tensor], size: int, num_data: int) -> Tensor:
-    """Return which chains are far less likely than the median one, bool (M,).
+    """Return which chains are far less likely than the most likely one, bool (M,).
 
     `columns` are the reports of steps or epochs, each (M, R), among them `log_density` and `log_likelihood`; `size` is
     D, and `num_data` N. No chain is stuck if a number is not finite, or a report is missing.
@@ -135,7 +135,7 @@ def stuck(columns: Mapping[str, Tensor], size: int, num_data: int) -> Tensor:
         column_MR = columns[name]
         error_M = column_MR.std(1, correction=0) / math.sqrt(column_MR.shape[1])
         mean_M = column_MR.mean(1)
-        below_M = mean_M < mean_M.median() - (STUCK * (size / 2 + error_M.square()).sqrt()).clamp_min(least)
+        below_M = mean_M < mean_M.max() - (STUCK * (size / 2 + error_M.square()).sqrt()).clamp_min(least)
         stuck_M &= below_M & column_MR.isfinite().all()
     return stuck_M
 

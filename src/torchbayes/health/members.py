@@ -3,7 +3,7 @@ r"""Which members of a run that began at trained networks are worth keeping, eac
 With f̄_m the mean prediction of member m on training rows, and D weights:
 
     dead      sd over rows of f̄_m ≤ 10⁻³ of the largest of all members: predictions do not depend on inputs    dropped
-    stuck     log density and log likelihood far below those of the median member (`health.chains`)        dropped
+    stuck     log density and log likelihood far below the highest of all members (`health.chains`)          dropped
     frozen    squared distance of the predictions of draws in turn ≤ 10⁻⁶ of the variance over rows         replaced
     lost      log density of held-out rows < that of the network where it began, by more than two standard
               errors of the paired difference                                                               replaced
