@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="+", default=[*OURS, *PEERS], help=f"of {', '.join([*OURS, *PEERS])}")
     parser.add_argument("--chains", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--burn-in", type=int, help="steps of burn-in of our samplers instead of their defaults")
+    parser.add_argument("--burn-in", type=int, help="steps of burn-in of ours but NUTS")
     options = parser.parse_args()
     if unknown := (set(options.names) - set(TARGETS)) | (set(options.samplers) - {*OURS, *PEERS}):
         parser.error(f"unknown {', '.join(sorted(unknown))}; targets are {', '.join(TARGETS)}.")
@@ -52,7 +52,8 @@ def main() -> None:
     for name in options.names:
         for sampler in options.samplers:
             if sampler in OURS:
-                run = ours(name, OURS[sampler](options.chains, **given), seed=options.seed)
+                method = OURS[sampler](options.chains, **({} if sampler == "NUTS" else given))
+                run = ours(name, method, seed=options.seed)
             else:
                 run = blackjax(name, sampler, chains=options.chains, where=options.where, seed=options.seed)
             line = row(name, f"blackjax {sampler}" if sampler in PEERS else sampler, run)
