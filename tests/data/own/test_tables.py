@@ -36,7 +36,7 @@ def written(folder: Path, name: str = "table.csv", **changed) -> Path:
 def raw(data: Data, targets: torch.Tensor) -> list[float]:
     """Targets in the units of the file."""
     assert data.target_standardise is not None
-    return data.target_standardise.inverse(targets).flatten().tolist()
+    return data.target_standardise.inverse(targets).float().flatten().tolist()
 
 
 def test_columns_become_numbers_as_the_rules_say():
