@@ -117,6 +117,15 @@ def test_classes_of_later_parts_are_named_in_the_first():
     assert list(first.classes_) == [0, 1, 2]
 
 
+def test_parts_whose_columns_are_of_other_kinds_are_joined_by_their_values():
+    parts = FRAME[["a", "b"]].assign(c=None), FRAME[["a", "b", "c"]].astype(object)
+    of = regressor().partial_fit(parts[0], TARGETS).partial_fit(parts[1], TARGETS)
+    assert any("3 numbers (a, b, c)" in note for note in of.notes_)
+    assert any("c (120)" in note for note in of.notes_)
+    whole = regressor().fit(pd.concat([parts[0].astype(float), FRAME[["a", "b", "c"]]]), np.tile(TARGETS, 2))
+    assert np.array_equal(of.predict(FRAME[["a", "b", "c"]]), whole.predict(FRAME[["a", "b", "c"]]))
+
+
 def test_quantiles_intervals_samples_and_distribution_are_of_one_average():
     of = fitted(regressor)
     rows, levels = FRAME[:20], [0.05, 0.5, 0.95]

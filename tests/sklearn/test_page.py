@@ -196,6 +196,15 @@ def test_every_table_has_a_page(name):
         assert "There is no band, because no networks are drawn" in text
 
 
+def test_numbers_that_texts_hold_have_their_page():
+    frame = pd.DataFrame({"a": [f"{v:.4f}" for v in np.linspace(-1, 1, 60)], "b": np.arange(60) % 7})
+    of = regressor().fit(frame, frame["a"].astype(float) ** 2)
+    plain = regressor().fit(frame.astype(float), frame["a"].astype(float) ** 2)
+    pages = [each.report(rows[:30], np.ones(30)).html for each, rows in ((of, frame), (plain, frame.astype(float)))]
+    tables = [html.partition("Which rows are uncertain")[2].partition("<figure")[0] for html in pages]
+    assert tables[0] == tables[1] != ""
+
+
 def test_counts_weights_and_few_rows_have_pages():
     counts = RNG.poisson(3, N).astype(float)
     fitted = regressor(likelihood="poisson").fit(FRAME, counts)

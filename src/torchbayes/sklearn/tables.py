@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbayes.checks import seen
 from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import Columns, fit_columns
-from torchbayes.data.own.table import Table, from_frame
+from torchbayes.data.own.table import Table, from_frame, missing, of_objects
 from torchbayes.networks import ColumnEncoding
 
 _COLUMNS = 20_000  # each takes a millisecond
@@ -56,8 +58,14 @@ def as_table(rows: Any) -> Table:
     """Return an array (B, D) or a data frame of pandas or polars as a table.
 
     Raises:
+        TypeError: if it is a data frame of another library.
         ValueError: if there are no rows, more than 20,000 columns, or two of the same name.
     """
+    if is_frame(rows) and not (hasattr(rows, "iloc") or hasattr(rows, "to_dicts")):
+        raise TypeError(
+            f"X must be an array, or a data frame of pandas or polars; got {seen(rows)}. Convert it, such as by "
+            f"X.collect() or X.to_pandas()."
+        )
     if (width := rows.shape[1]) > _COLUMNS:
         raise ValueError(
             f"X must have at most {_COLUMNS:,} columns; it has {width:,}. Choose columns first, or reduce them, "
@@ -126,4 +134,11 @@ def _keys(*parts: np.ndarray | None) -> np.ndarray:
 
 def joined(first: Table, second: Table) -> Table:
     """Return the rows of one table and of another with the same columns."""
-    return Table({name: np.concatenate([first.columns[name], second.columns[name]]) for name in first.names}, "X")
+    columns = {name: [rows.columns[name] for rows in (first, second)] for name in first.names}
+    return Table({name: _one_column(parts) for name, parts in columns.items()}, "X")
+
+
+def _one_column(parts: Sequence[np.ndarray]) -> np.ndarray:
+    together = np.concatenate(parts)
+    objects = together.dtype.kind == "O"
+    return of_objects(together.tolist(), np.concatenate([*map(missing, parts)])) if objects else together

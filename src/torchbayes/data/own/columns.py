@@ -248,10 +248,19 @@ def _column(name: str, values: np.ndarray, *, category: bool) -> Column | Dates 
         return f"the same in every row, {present[0]}"
     if texts and not category and (dates := fit_dates(name, texts_of(present), flag=bool(absent.any()))) is not None:
         return dates
-    if texts:
-        few = len(texts) <= min(MOST_VALUES, len(present) / 2) or category
+    if texts and (category or len(texts) <= min(MOST_VALUES, len(present) / 2)):
+        return Column(name, tuple(texts))
+    plain = {text for text in texts if _PLAIN.fullmatch(text)}
+    if len(plain) < len(texts):  # else all texts are numbers, and become such
+        count = sum(text in plain for text in texts_of(present))
+        if len(plain) > MANY and 2 * count >= len(present):
+            stray = next(text for text in texts_of(present) if text not in plain)
+            raise ValueError(
+                f"the column {name!r} has {_amount(count, 'number')} and {_amount(len(present) - count, 'text')}, such "
+                f"as {seen(stray)}. Correct or empty such cells, or leave the column out."
+            )
         like = ", which look like numbers with units or separators: write them plainly"
-        return Column(name, tuple(texts)) if few else f"{len(texts):,} different texts{like * look_like_numbers(texts)}"
+        return f"{len(texts):,} different texts{like * look_like_numbers(texts)}"
     numbers = present.astype(np.float64)
     if np.isinf(numbers).any():
         raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
