@@ -317,4 +317,4 @@ def test_a_stray_text_among_the_numbers_of_a_frame_is_refused():
     with pytest.raises(ValueError, match="column 'b' has 59 numbers and 1 text, such as 'oops'"):
         fit_columns(from_frame(frame, "X"), "X", left={}, categorical=())
     with pytest.raises(ValueError, match="X has no columns"):
-        from_frame(frame[[]], "X")
+        from_frame(pd.DataFrame(index=range(3)), "X")
