@@ -111,6 +111,13 @@ def test_rows_in_parts_give_the_fit_of_all(kind):
     assert np.array_equal(after.predict(FRAME), fitted(kind).predict(FRAME))
 
 
+def test_a_part_may_be_one_row():
+    of = regressor().partial_fit(NUMBERS[:-1], TARGETS[:-1]).partial_fit(NUMBERS[-1:], TARGETS[-1:])
+    assert np.array_equal(of.predict(NUMBERS), regressor().fit(NUMBERS, TARGETS).predict(NUMBERS))
+    flags = pd.Series(TARGETS > 0, dtype=object)
+    assert classifier().fit(NUMBERS, flags).classes_.tolist() == [False, True]
+
+
 def test_classes_of_later_parts_are_named_in_the_first():
     first = classifier().partial_fit(NUMBERS[:40], np.zeros(40), classes=[0, 1, 2])
     assert first.predict_proba(NUMBERS[:2]).shape == (2, 3)
@@ -284,6 +291,23 @@ HOSTILE = {
     "three classes": (lambda: classifier(likelihood="bernoulli").fit(NUMBERS, CLASSES), "for two classes"),
     "negative weight": (lambda: regressor().fit(NUMBERS, TARGETS, sample_weight=-np.ones(N)), "Negative values"),
     "no weight": (lambda: regressor().fit(NUMBERS, TARGETS, sample_weight=np.zeros(N)), "non-zero"),
+    "missing classes": (lambda: classifier().fit(NUMBERS, [None, *CLASSES[1:]]), "no class in 1 rows, .* row 1"),
+    "absent classes": (
+        lambda: classifier().fit(FRAME, pd.Series(CLASSES, dtype="string").where(TARGETS < 1)),
+        "no class",
+    ),
+    "dates": (lambda: regressor().fit(NUMBERS, FRAME["day"]), "dates or time spans. Give days"),
+    "array for a frame": (
+        lambda: regressor().fit(pd.DataFrame(NUMBERS), TARGETS).predict(NUMBERS),
+        "no column '0', .* the X of the fit",
+    ),
+    "array beside a frame": (
+        lambda: regressor().fit(pd.DataFrame(NUMBERS), TARGETS).partial_fit(NUMBERS, TARGETS),
+        "no column '0', .* which the rows before have",
+    ),
+    "samples": (lambda: fitted(regressor).sample(FRAME, 0), "`n_samples` must be"),
+    "samples of classes": (lambda: fitted(classifier).sample(FRAME, -1), "`n_samples` must be"),
+    "no coverage": (lambda: fitted(regressor).predict_interval(FRAME, 1), "`coverage` must lie between 0 and 1"),
     "lengths": (lambda: regressor().fit(FRAME, TARGETS[:-1]), "inconsistent numbers of samples"),
     "level": (lambda: fitted(regressor).predict_quantile(FRAME, [0.5, 2.0]), "must lie in"),
     "coverage": (lambda: fitted(regressor).predict_interval(FRAME, 90), "between 0 and 1"),
@@ -304,6 +328,13 @@ def test_other_things_than_methods_and_networks_are_refused():
         regressor(method=tb.SWAG).fit(NUMBERS, TARGETS)
     with pytest.raises(TypeError, match="`network` must be"):
         regressor(network=5).fit(NUMBERS, TARGETS)
+    with pytest.raises(TypeError, match="`levels` must be numbers"):
+        fitted(regressor).predict_quantile(FRAME, "median")
+    with pytest.raises(TypeError, match="`n_jobs` must be a whole number"):
+        regressor(n_jobs=1.5).fit(NUMBERS, TARGETS)
+    frames = type("LazyFrame", (), {"columns": ["a"]})
+    with pytest.raises(TypeError, match="pandas or polars"):
+        regressor().fit(frames(), TARGETS)
     with pytest.raises(TypeError, match="a fitted"):
         estimators.save(cast("Any", "regressor"), "x.safetensors")
 

@@ -18,13 +18,12 @@ from torch import nn
 
 from torchbayes.catalogue.models import build_likelihood, data_for, likelihood_outputs
 from torchbayes.catalogue.tables import HIDDEN
-from torchbayes.checks import check_flags, check_function
+from torchbayes.checks import check_flags, check_function, check_kind, optional
 from torchbayes.conformal.conformal import Conformal
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import build, mlp
-from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.mixture import some_rows
 from torchbayes.predictive.predict import as_source, predict
@@ -165,7 +164,7 @@ class BayesianEstimator(BaseEstimator):
 
     def _given(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Given:
         """Return checked training rows."""
-        table, y = checked_rows(self, X, y, reset=reset, least=2)
+        table, y = checked_rows(self, X, y, reset=reset, least=1 + reset)
         targets = self._checked_targets(y)
         check_consistent_length(X, targets)
         weights = None
@@ -264,7 +263,6 @@ def calibrated_blocks(
     conformal, groups, start = estimator.conformal_, None, 0
     if coverage is not None and coverage != conformal.coverage:
         conformal = conformal.at(coverage, confidence=conformal.confidence)
-        warn_of(conformal.problems, "this calibration")
     if conformal.rows.in_groups:
         groups = groups_of(checked_rows(estimator, X, reset=False)[0], estimator.split_.groups)
     for block in estimator._blocks(X):
@@ -330,6 +328,7 @@ def threads(n_jobs: Any) -> Iterator[None]:
     """
     import joblib
 
+    optional(check_kind, (int, np.integer), "a whole number, -1 for all cores, or None for one", n_jobs=n_jobs)
     before = torch.get_num_threads()
     torch.set_num_threads(joblib.effective_n_jobs(n_jobs))
     try:

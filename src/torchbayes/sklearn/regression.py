@@ -11,6 +11,8 @@ from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.validation import assert_all_finite, check_is_fitted
 from torch import Tensor, distributions
 
+from torchbayes.checks import as_numbers, check_counts
+from torchbayes.conformal.ranks import check_coverage
 from torchbayes.data.base import Data, Pair, Standardise
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
@@ -79,7 +81,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             ValueError: if a level is not in (0, 1).
         """
-        levels_Q = torch.as_tensor(levels, dtype=torch.float64)
+        levels_Q = as_numbers("levels", levels)
         quantiles = joined_blocks(self._blocks(X), lambda average: _quantiles(average, levels_Q.reshape(-1)))
         return self._raw(quantiles[..., 0] if levels_Q.ndim == 0 else quantiles)
 
@@ -100,6 +102,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         check_is_fitted(self)
         if self.conformal_ is None:
             level = 0.9 if coverage is None else coverage
+            check_coverage(coverage=level)
             return self._raw(joined_blocks(self._blocks(X), lambda average: _ends(average.interval(level))))
         blocks = calibrated_blocks(self, X, coverage)
         return self._raw(np.concatenate([_ends(of.intervals(block, **rows)) for of, block, rows, _ in blocks]))
@@ -126,6 +129,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Return targets drawn at each row, (B, n_samples); of several targets (B, K, n_samples)."""
+        check_counts(n_samples=n_samples)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         blocks = enumerate(self._blocks(X))
         drawn = [average.sample(n_samples, seed=seed + number).movedim(0, -1).double() for number, average in blocks]
@@ -141,6 +145,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return values[:, 0] if values.shape[1] == 1 else values
 
     def _checked_targets(self, y: Any) -> np.ndarray:
+        if np.asarray(y).dtype.kind in "mM":
+            raise ValueError(
+                "y must hold numbers; it has dates or time spans. Give days, (y - y.min()) / pd.Timedelta('1D')."
+            )
         shape: tuple[int, ...] = np.shape(y)
         if len(shape) == 2 and shape[1] != 1:
             numbers: Any = {"dtype": np.float64, "input_name": "y", "ensure_min_features": 2}

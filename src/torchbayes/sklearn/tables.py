@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,11 @@ from torch import Tensor
 from torchbayes.checks import seen
 from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import Columns, fit_columns
+from torchbayes.data.own.rows import shortened
 from torchbayes.data.own.table import Table, from_frame, missing, of_objects
 from torchbayes.networks import ColumnEncoding
 
+FITTED = "the X of the fit"  # in messages
 _COLUMNS = 20_000  # each takes a millisecond
 _GOLDEN = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio, whose multiples are spread evenly
 _REPEATED = 10  # rows on average for each given row; beyond, weights become weights of the likelihood
@@ -91,6 +93,7 @@ def prepared(rows: Table, targets: np.ndarray, weights: np.ndarray | None, *, en
     """
     rows, targets, weights = repeated(rows, targets, weights)
     columns, notes = fit_columns(rows, "X", left={}, categorical=())
+    columns = replace(columns, where=FITTED)
     values = columns(rows).values
     order = order_of(values, targets, weights)
     inputs = torch.from_numpy(values[order])
@@ -134,6 +137,12 @@ def _keys(*parts: np.ndarray | None) -> np.ndarray:
 
 def joined(first: Table, second: Table) -> Table:
     """Return the rows of one table and of another with the same columns."""
+    absent = [repr(name) for name in first.names if name not in second.columns]
+    if absent:
+        raise ValueError(
+            f"X has no column {shortened(absent)}, which the rows before have. Its columns are "
+            f"{shortened(second.names)}."
+        )
     columns = {name: [rows.columns[name] for rows in (first, second)] for name in first.names}
     return Table({name: _one_column(parts) for name, parts in columns.items()}, "X")
 
