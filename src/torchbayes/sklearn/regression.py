@@ -14,6 +14,7 @@ from torch import Tensor, distributions
 from torchbayes.checks import as_numbers, check_counts
 from torchbayes.conformal.ranks import check_coverage
 from torchbayes.data.base import Data, Pair, Standardise
+from torchbayes.data.own.columns import check_size
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.sklearn.estimator import BayesianEstimator, Given, calibrated_blocks, joined_blocks
@@ -165,6 +166,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         if (columns == columns[0]).all(0).any():
             which = "all targets are the same" if columns.shape[1] == 1 else "all values of a target are the same"
             warn_of([f"{which}, and nothing can be learned from them"], "this fit")
+        for column in columns.T:
+            check_size("y", column.numpy())
         units = Standardise.fit(columns)
         pair = Pair(training.inputs, model_targets(training.targets, units))
         return Data("X", "regression", pair, pair, (), Standardise.identity(), units, "")

@@ -3,6 +3,7 @@
 import gzip
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -318,3 +319,11 @@ def test_a_stray_text_among_the_numbers_of_a_frame_is_refused():
         fit_columns(from_frame(frame, "X"), "X", left={}, categorical=())
     with pytest.raises(ValueError, match="X has no columns"):
         from_frame(pd.DataFrame(index=range(3)), "X")
+
+
+@pytest.mark.parametrize("size", ["e300", "e-300"])
+@pytest.mark.parametrize("column", ["price", "number"])
+def test_numbers_whose_squares_are_none_are_refused(size, column, tmp_path):
+    cells: Any = [f"{i}.5{size}" for i in range(1, ROWS + 1)]
+    with pytest.raises(ValueError, match=rf"the column '{column}' has numbers up to 4.*\. Use another unit"):
+        read_data(written(tmp_path, **{column: cells}), {"target": "price"})

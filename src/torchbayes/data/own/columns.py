@@ -121,7 +121,14 @@ def _amount(count: int, what: str) -> str:
 
 MOST_VALUES = 50  # values of a one-hot column of texts; also at most half as many as rows
 
-_LARGEST = 1e100  # squares of larger numbers overflow
+_LARGEST = 1e100  # squares of larger numbers overflow, and of numbers below its inverse are 0
+
+
+def check_size(what: str, numbers: np.ndarray) -> None:
+    """Raise ValueError if the numbers of `what` are so large or small that they have no standard deviation."""
+    size = abs(numbers).max()
+    if size > _LARGEST or 0 < size < 1 / _LARGEST:
+        raise ValueError(f"{what} has numbers up to {size:.3g}. Use another unit or its log.")
 
 
 @dataclass(frozen=True)
@@ -264,10 +271,7 @@ def _column(name: str, values: np.ndarray, *, category: bool) -> Column | Dates 
     numbers = present.astype(np.float64)
     if np.isinf(numbers).any():
         raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
-    if abs(numbers).max() > _LARGEST:
-        raise ValueError(
-            f"the column {name!r} has numbers up to {abs(numbers).max():.3g}. Use another unit or its log."
-        )
+    check_size(f"the column {name!r}", numbers)
     return Column(
         name, None, float(np.median(numbers)), bool(absent.any()), low=float(numbers.min()), high=float(numbers.max())
     )

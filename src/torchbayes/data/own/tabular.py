@@ -18,7 +18,7 @@ import torch
 
 from torchbayes.checks import check_name, seen
 from torchbayes.data.base import Data
-from torchbayes.data.own.columns import MANY, Columns, check_input, check_target, far, fit_columns
+from torchbayes.data.own.columns import MANY, Columns, check_input, check_size, check_target, far, fit_columns
 from torchbayes.data.own.rows import Encoder, Form, Reader, Rows, Task, assemble
 from torchbayes.data.own.table import Table, is_table, missing, read_table, texts_of
 
@@ -177,7 +177,7 @@ def targets_of(name: str, values: np.ndarray) -> np.ndarray:
     """Return targets as texts, bools, whole numbers or floating point; `values` has none missing.
 
     Whole numbers that come as 3.0, as from tables in which some were missing, become whole numbers. Raises ValueError
-    if a number is infinite.
+    if a number is infinite, too large or too small.
     """
     if values.dtype.kind == "O":
         return np.array(texts_of(values))
@@ -185,4 +185,5 @@ def targets_of(name: str, values: np.ndarray) -> np.ndarray:
         return values
     if np.isinf(values).any():
         raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
+    check_size(f"the column {name!r}", values)
     return values.astype(np.int64) if (values % 1 == 0).all() and (abs(values) < 2**53).all() else values
