@@ -348,6 +348,14 @@ def test_targets_that_are_all_the_same_are_said():
         regressor().fit(NUMBERS, np.ones(N))
 
 
+def test_what_is_odd_about_targets_is_told():
+    odd = np.where(np.arange(N) % 5 > 0, 0.0, TARGETS)
+    assert any("of the targets 'y' are 0" in note for note in regressor().fit(NUMBERS, odd).notes_)
+    several = regressor().fit(NUMBERS, np.c_[TARGETS, np.where(np.arange(N) == 0, 1e7, TARGETS)])
+    assert any("Far from all others in 'y[:, 1]': 1 number" in note for note in several.notes_)
+    assert not any("'y'" in note for note in fitted(regressor).notes_)
+
+
 def test_an_interrupted_fit_leaves_the_one_before(monkeypatch):
     of = regressor().fit(NUMBERS, TARGETS)
     expected = of.predict(NUMBERS)

@@ -132,7 +132,7 @@ class BayesianEstimator(BaseEstimator):
         if not first and not hasattr(self, "_rows"):
             raise ValueError("The rows of the fit were not saved with it. Fit all rows anew.")
         with unchanged_where_it_fails(self):
-            given = self._given(X, y, sample_weight, reset=first)
+            given = self._given(X, y, sample_weight, reset=first, least=1 + first)
             return self._fit(given if first else self._rows.with_more(given))
 
     def report(self, X: Any, y: Any) -> Page:
@@ -162,9 +162,9 @@ class BayesianEstimator(BaseEstimator):
         state: Any = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_rows"}
 
-    def _given(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Given:
+    def _given(self, X: Any, y: Any, sample_weight: Any, *, reset: bool, least: int = 2) -> Given:
         """Return checked training rows."""
-        table, y = checked_rows(self, X, y, reset=reset, least=1 + reset)
+        table, y = checked_rows(self, X, y, reset=reset, least=least)
         targets = self._checked_targets(y)
         check_consistent_length(X, targets)
         weights = None

@@ -49,7 +49,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         conformal_: the calibration of the intervals, a `torchbayes.conformal.Conformal`; None without `conformal`.
         method_: the method, with its settings.
         preparation_: how columns become numbers.
-        notes_: what became of each column, in sentences.
+        notes_: what became of each column, in sentences; and what is odd about the targets.
         num_data_: number of training rows.
         fit_seconds_: how long the fit took.
         n_features_in_: number of columns.

@@ -15,6 +15,7 @@ from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import Columns, fit_columns
 from torchbayes.data.own.rows import shortened
 from torchbayes.data.own.table import Table, from_frame, missing, of_objects
+from torchbayes.data.own.tabular import odd_numbers
 from torchbayes.networks import ColumnEncoding
 
 FITTED = "the X of the fit"  # in messages
@@ -94,6 +95,10 @@ def prepared(rows: Table, targets: np.ndarray, weights: np.ndarray | None, *, en
     rows, targets, weights = repeated(rows, targets, weights)
     columns, notes = fit_columns(rows, "X", left={}, categorical=())
     columns = replace(columns, where=FITTED)
+    if targets.dtype.kind == "f":
+        several = targets.reshape(len(targets), -1).T
+        names = [f"y[:, {k}]" for k in range(len(several))] if targets.ndim > 1 else ["y"]
+        notes += tuple(note for each in zip(names, several, strict=True) for note in odd_numbers(*each))
     values = columns(rows).values
     order = order_of(values, targets, weights)
     inputs = torch.from_numpy(values[order])
