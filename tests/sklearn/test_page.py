@@ -205,6 +205,14 @@ def test_numbers_that_texts_hold_have_their_page():
     assert tables[0] == tables[1] != ""
 
 
+def test_names_with_dollar_signs_are_no_formulas():
+    frame = pd.DataFrame({"US$ to CA$": RNG.normal(size=60), r"$\frac{1}$": RNG.choice(["a$b$", r"$\frac{u}$"], 60)})
+    price = pd.Series(frame.iloc[:, 0] ** 2, name=r"k$ for $\frac{1}$")
+    assert "US$ to CA$" in text_of(regressor().fit(frame, price).report(frame, price))
+    lots = np.where(price > 0.5, r"$\frac{1}$", "b$c$")
+    assert "b$c$" in text_of(BayesianClassifier(method=QUICK).fit(frame, lots).report(frame, lots))
+
+
 def test_counts_weights_and_few_rows_have_pages():
     counts = RNG.poisson(3, N).astype(float)
     fitted = regressor(likelihood="poisson").fit(FRAME, counts)
