@@ -308,6 +308,8 @@ HOSTILE = {
     "large": (lambda: regressor().fit(NUMBERS, 1e300 * TARGETS), "y has numbers up to .*e.301. Use another unit"),
     "small": (lambda: regressor().fit(NUMBERS, np.c_[TARGETS, 1e-300 * TARGETS]), "y has numbers up to .*e-299"),
     "small column": (lambda: regressor().fit(1e-300 * NUMBERS, TARGETS), "column 'x0' has numbers up to .*e-300"),
+    "one weight": (lambda: regressor().fit(NUMBERS, TARGETS, np.arange(N) == 5), "only one row is left to fit"),
+    "two rows to share": (lambda: regressor(conformal=0.9).fit(FRAME[:2], TARGETS[:2]), "only one row is left to fit"),
     "samples": (lambda: fitted(regressor).sample(FRAME, 0), "`n_samples` must be"),
     "samples of classes": (lambda: fitted(classifier).sample(FRAME, -1), "`n_samples` must be"),
     "no coverage": (lambda: fitted(regressor).predict_interval(FRAME, 1), "`coverage` must lie between 0 and 1"),

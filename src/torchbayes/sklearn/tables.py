@@ -90,9 +90,11 @@ def prepared(rows: Table, targets: np.ndarray, weights: np.ndarray | None, *, en
     standardised, or `encoded`.
 
     Raises:
-        ValueError: if no column can be an input.
+        ValueError: if no column can be an input, or only one row counts.
     """
     rows, targets, weights = repeated(rows, targets, weights)
+    if len(rows) < 2:
+        raise ValueError("only one row is left to fit, by `sample_weight` or `conformal`; give more, at least 2.")
     columns, notes = fit_columns(rows, "X", left={}, categorical=())
     columns = replace(columns, where=FITTED)
     if targets.dtype.kind == "f":
