@@ -321,6 +321,13 @@ def test_a_stray_text_among_the_numbers_of_a_frame_is_refused():
         from_frame(pd.DataFrame(index=range(3)), "X")
 
 
+def test_new_numbers_too_far_for_single_precision_are_named(tmp_path):
+    data = read_data(written(tmp_path), {"target": "price"})
+    new = written(tmp_path, "new.csv", number=["1.5", "1e300", *["2.5"] * (ROWS - 2)])
+    with pytest.raises(ValueError, match=r"row 2 of new.csv has 1e\+300, too far from the training rows"):
+        read_new(data, new)
+
+
 @pytest.mark.parametrize("size", ["e300", "e-300"])
 @pytest.mark.parametrize("column", ["price", "number"])
 def test_numbers_whose_squares_are_none_are_refused(size, column, tmp_path):
