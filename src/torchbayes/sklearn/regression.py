@@ -34,7 +34,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             of normal targets, and 1 where the noise is the same everywhere.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", which is "heteroscedastic": normal noise that depends on the inputs; another name, such as
-            "gaussian", "student_t" or "poisson"; or a likelihood. Of several targets those two names have one scale
+            "gaussian", "student_t" or "poisson"; or a likelihood, of targets that are standardised, so that a scale
+            of 0.5 is half of their standard deviation. Of several targets "gaussian" and "student_t" have one scale
             for all, in units of their standard deviations, and "heteroscedastic" one for each.
         prior: of the weights. If None: for the network of "auto" a variance of the weights of each input that is
             inferred, or `FanInNormal(2.0)` where a method is given or rows are many; for others that of `Model`.
