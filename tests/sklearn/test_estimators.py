@@ -350,6 +350,15 @@ def test_targets_that_are_all_the_same_are_said():
         regressor().fit(NUMBERS, np.ones(N))
 
 
+def test_masked_numbers_are_missing():
+    masked = np.ma.masked_array(np.where(NUMBERS > 2, 1e9, NUMBERS), mask=NUMBERS > 2)
+    of = regressor().fit(masked, TARGETS)
+    plain = regressor().fit(np.where(NUMBERS > 2, np.nan, NUMBERS), TARGETS)
+    assert np.array_equal(of.predict(masked), plain.predict(np.where(NUMBERS > 2, np.nan, NUMBERS)))
+    with pytest.raises(ValueError, match="y contains NaN"):
+        regressor().fit(NUMBERS, np.ma.masked_array(TARGETS, mask=TARGETS > 1))
+
+
 def test_what_is_odd_about_targets_is_told():
     odd = np.where(np.arange(N) % 5 > 0, 0.0, TARGETS)
     assert any("of the targets 'y' are 0" in note for note in regressor().fit(NUMBERS, odd).notes_)

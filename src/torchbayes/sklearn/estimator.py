@@ -235,6 +235,8 @@ def checked_rows(
     estimator: BayesianEstimator, X: Any, y: Any = "no_validation", *, reset: bool, least: int = 1
 ) -> tuple[Table, Any]:
     """Return rows as a table, with their columns compared with those before unless `reset`; and their targets."""
+    # scikit-learn takes the values under a mask, which may be anything
+    X, y = (np.ma.filled(each.astype(np.float64), np.nan) if np.ma.isMaskedArray(each) else each for each in (X, y))
     if is_frame(X):
         table = as_table(X)
         validate_data(estimator, X, y, reset=reset, skip_check_array=True)
