@@ -295,7 +295,7 @@ def seen(value: Any) -> str:
     if isinstance(value, Tensor | np.ndarray) and value.ndim:
         return f"a {type(value).__name__} of shape {tuple(value.shape)}"
     try:
-        text = " ".join(repr(value).split())
+        text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
     except Exception:
         text = ""
     if isinstance(value, str) and len(text) > _LONGEST:

@@ -141,5 +141,12 @@ def test_what_cannot_be_mixed_is_refused() -> None:
         tb.stack([posterior, tb.stack(posterior, rows)], rows)
     with pytest.raises(ValueError, match="numbers of rows differ"):
         tb.stack([posterior, posterior], [tb.loo(posterior, rows), tb.loo(posterior, data(49))])
+    inputs, targets = rows
+    for other in ((inputs, targets.flip(0)), (inputs, targets + 1)):  # as many rows, but others
+        with pytest.raises(ValueError, match="their targets differ"):
+            tb.stack([posterior, posterior], [tb.loo(posterior, rows), tb.loo(posterior, other)])
+    by_batches = [(inputs[:20], targets[:20]), (inputs[20:], targets[20:])]
+    left = [tb.loo(posterior, rows), tb.loo(posterior, by_batches)]
+    assert tb.stack([posterior, posterior], left).weights == pytest.approx({"posterior 0": 0.5, "posterior 1": 0.5})
     with pytest.raises(ValueError, match="sum is 1"):
         WeightedMixture(model(), (posterior,), ((0.5, 0.6),))

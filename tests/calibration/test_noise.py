@@ -87,3 +87,20 @@ def test_what_has_no_scale_is_refused():
         tb.calibration.fit_calibrator(
             tb.Predictive(normal(1, 6, 3), tb.likelihoods.Categorical()), torch.arange(6) % 3, method="noise"
         )
+
+
+def test_targets_that_do_not_fit_are_refused():
+    predictive = tb.Predictive(MEAN, tb.likelihoods.Gaussian(0.2))
+    hole = TARGETS.clone()
+    hole[3, 1] = torch.nan
+    for targets, words in (
+        (hole, "1 of 600 are NaN"),
+        (TARGETS[:, :1], r"shape \(300, 2\)"),
+        (TARGETS[1:], r"\(299, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            tb.calibration.fit_calibrator(predictive, targets)
+        with pytest.raises(ValueError, match=words):
+            predictive.log_prob(targets)
+    with pytest.raises(TypeError, match="tensor"):
+        tb.calibration.fit_calibrator(predictive, TARGETS.numpy())

@@ -4,6 +4,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -71,9 +72,21 @@ def test_a_small_calibration_is_said():
     assert "1 problem" in repr(found)
     assert found.at(0.8).problems == ()
     assert math.isfinite(found.at(0.8).thresholds[ALL].value)
+    with pytest.warns(tb.ProblemWarning, match="too few for coverage 0.95 .at least 19"):
+        found.at(0.95)
     predictive, labels = classes(8)
     with pytest.warns(tb.ProblemWarning, match="too few"):
         assert calibrate(predictive, labels).sets(predictive).all()
+
+
+def test_a_coverage_may_be_a_number_of_any_library():
+    given, targets = forecast(20)
+    numbers: tuple[Any, ...] = (np.float32(0.5), torch.tensor(0.5))
+    for coverage in numbers:
+        assert (
+            calibrate(given, targets, coverage=coverage).thresholds
+            == calibrate(given, targets, coverage=0.5).thresholds
+        )
 
 
 def test_one_row():

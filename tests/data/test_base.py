@@ -56,6 +56,15 @@ def test_regression_is_standardised_by_training_rows_alone():
     assert data.num_classes == 0
 
 
+def test_targets_far_from_zero_keep_their_unit():
+    targets = 1e9 + 40 + np.random.default_rng(1).normal(size=30)  # the mean has no float32 within 24
+    data = finish("x", Raw((targets[:20, None], targets[:20]), (targets[20:, None], targets[20:]), ""))
+    assert data.target_standardise is not None
+    np.testing.assert_allclose(
+        data.target_standardise.inverse(data.test.targets)[:, 0], targets[20:], atol=1e-6, rtol=0
+    )
+
+
 @pytest.mark.parametrize("most", [3, 90_000])
 def test_counts_come_back_exactly(most):
     rng = np.random.default_rng(2)

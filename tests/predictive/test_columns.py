@@ -36,6 +36,18 @@ def test_numbers_are_in_raw_units():
     assert np.allclose(found["high_0.9"], 10 + 4 * predictive.quantile(0.95)[:, 0], atol=1e-5)
 
 
+def test_numbers_far_from_zero_are_written_to_a_part_of_their_spread(tmp_path):
+    functions, inputs = drawn(tb.likelihoods.Gaussian(0.5))
+    for mean, scale, digits in ((10.0, 4.0, 7), (1e9, 1.5, 13), (1e30, 1.0, 17), (1e-12, 1e-12, 7)):
+        units = Units((), Standardise(torch.tensor([mean]).double(), torch.tensor([scale]).double()), 0.9)
+        assert units.digits == digits
+        found = columns_of(functions, inputs, units)
+        write_columns(tmp_path / "p.csv", found, digits=units.digits)
+        with (tmp_path / "p.csv").open() as file:
+            written = [float(row["mean"]) for row in csv.DictReader(file)]
+        np.testing.assert_allclose(written, found["mean"], rtol=1e-15, atol=1e-3 * scale)
+
+
 def test_counts_have_intervals_of_samples():
     functions, inputs = drawn(tb.likelihoods.Poisson())
     found = columns_of(functions, inputs, Units(level=0.8))

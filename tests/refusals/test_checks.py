@@ -110,6 +110,8 @@ def test_chunks_of_any_size_hold_all_rows(chunk_size):
         ("a" * 200, "'" + "a" * 79 + "…'"),
         ([1] * 200, "an object of type list"),
         (float("nan"), "nan"),
+        (np.float64(1.5), "1.5"),
+        (np.str_("a"), "'a'"),
     ],
 )
 def test_values_are_shown_in_a_few_words(value, shown):

@@ -111,10 +111,26 @@ def test_rows_in_parts_give_the_fit_of_all(kind):
     assert np.array_equal(after.predict(FRAME), fitted(kind).predict(FRAME))
 
 
+def test_a_part_may_be_one_row():
+    of = regressor().partial_fit(NUMBERS[:-1], TARGETS[:-1]).partial_fit(NUMBERS[-1:], TARGETS[-1:])
+    assert np.array_equal(of.predict(NUMBERS), regressor().fit(NUMBERS, TARGETS).predict(NUMBERS))
+    flags = pd.Series(TARGETS > 0, dtype=object)
+    assert classifier().fit(NUMBERS, flags).classes_.tolist() == [False, True]
+
+
 def test_classes_of_later_parts_are_named_in_the_first():
     first = classifier().partial_fit(NUMBERS[:40], np.zeros(40), classes=[0, 1, 2])
     assert first.predict_proba(NUMBERS[:2]).shape == (2, 3)
     assert list(first.classes_) == [0, 1, 2]
+
+
+def test_parts_whose_columns_are_of_other_kinds_are_joined_by_their_values():
+    parts = FRAME[["a", "b"]].assign(c=None), FRAME[["a", "b", "c"]].astype(object)
+    of = regressor().partial_fit(parts[0], TARGETS).partial_fit(parts[1], TARGETS)
+    assert any("3 numbers (a, b, c)" in note for note in of.notes_)
+    assert any("c (120)" in note for note in of.notes_)
+    whole = regressor().fit(pd.concat([parts[0].astype(float), FRAME[["a", "b", "c"]]]), np.tile(TARGETS, 2))
+    assert np.array_equal(of.predict(FRAME[["a", "b", "c"]]), whole.predict(FRAME[["a", "b", "c"]]))
 
 
 def test_quantiles_intervals_samples_and_distribution_are_of_one_average():
@@ -275,6 +291,28 @@ HOSTILE = {
     "three classes": (lambda: classifier(likelihood="bernoulli").fit(NUMBERS, CLASSES), "for two classes"),
     "negative weight": (lambda: regressor().fit(NUMBERS, TARGETS, sample_weight=-np.ones(N)), "Negative values"),
     "no weight": (lambda: regressor().fit(NUMBERS, TARGETS, sample_weight=np.zeros(N)), "non-zero"),
+    "missing classes": (lambda: classifier().fit(NUMBERS, [None, *CLASSES[1:]]), "no class in 1 rows, .* row 1"),
+    "absent classes": (
+        lambda: classifier().fit(FRAME, pd.Series(CLASSES, dtype="string").where(TARGETS < 1)),
+        "no class",
+    ),
+    "dates": (lambda: regressor().fit(NUMBERS, FRAME["day"]), "dates or time spans. Give days"),
+    "array for a frame": (
+        lambda: regressor().fit(pd.DataFrame(NUMBERS), TARGETS).predict(NUMBERS),
+        "no column '0', .* the X of the fit",
+    ),
+    "array beside a frame": (
+        lambda: regressor().fit(pd.DataFrame(NUMBERS), TARGETS).partial_fit(NUMBERS, TARGETS),
+        "no column '0', .* which the rows before have",
+    ),
+    "large": (lambda: regressor().fit(NUMBERS, 1e300 * TARGETS), "y has numbers up to .*e.301. Use another unit"),
+    "small": (lambda: regressor().fit(NUMBERS, np.c_[TARGETS, 1e-300 * TARGETS]), "y has numbers up to .*e-299"),
+    "small column": (lambda: regressor().fit(1e-300 * NUMBERS, TARGETS), "column 'x0' has numbers up to .*e-300"),
+    "one weight": (lambda: regressor().fit(NUMBERS, TARGETS, np.arange(N) == 5), "only one row is left to fit"),
+    "two rows to share": (lambda: regressor(conformal=0.9).fit(FRAME[:2], TARGETS[:2]), "only one row is left to fit"),
+    "samples": (lambda: fitted(regressor).sample(FRAME, 0), "`n_samples` must be"),
+    "samples of classes": (lambda: fitted(classifier).sample(FRAME, -1), "`n_samples` must be"),
+    "no coverage": (lambda: fitted(regressor).predict_interval(FRAME, 1), "`coverage` must lie between 0 and 1"),
     "lengths": (lambda: regressor().fit(FRAME, TARGETS[:-1]), "inconsistent numbers of samples"),
     "level": (lambda: fitted(regressor).predict_quantile(FRAME, [0.5, 2.0]), "must lie in"),
     "coverage": (lambda: fitted(regressor).predict_interval(FRAME, 90), "between 0 and 1"),
@@ -295,6 +333,13 @@ def test_other_things_than_methods_and_networks_are_refused():
         regressor(method=tb.SWAG).fit(NUMBERS, TARGETS)
     with pytest.raises(TypeError, match="`network` must be"):
         regressor(network=5).fit(NUMBERS, TARGETS)
+    with pytest.raises(TypeError, match="`levels` must be numbers"):
+        fitted(regressor).predict_quantile(FRAME, "median")
+    with pytest.raises(TypeError, match="`n_jobs` must be a whole number"):
+        regressor(n_jobs=1.5).fit(NUMBERS, TARGETS)
+    frames = type("LazyFrame", (), {"columns": ["a"]})
+    with pytest.raises(TypeError, match="pandas or polars"):
+        regressor().fit(frames(), TARGETS)
     with pytest.raises(TypeError, match="a fitted"):
         estimators.save(cast("Any", "regressor"), "x.safetensors")
 
@@ -303,6 +348,23 @@ def test_other_things_than_methods_and_networks_are_refused():
 def test_targets_that_are_all_the_same_are_said():
     with pytest.warns(tb.ProblemWarning, match="all targets are the same"):
         regressor().fit(NUMBERS, np.ones(N))
+
+
+def test_masked_numbers_are_missing():
+    masked = np.ma.masked_array(np.where(NUMBERS > 2, 1e9, NUMBERS), mask=NUMBERS > 2)
+    of = regressor().fit(masked, TARGETS)
+    plain = regressor().fit(np.where(NUMBERS > 2, np.nan, NUMBERS), TARGETS)
+    assert np.array_equal(of.predict(masked), plain.predict(np.where(NUMBERS > 2, np.nan, NUMBERS)))
+    with pytest.raises(ValueError, match="y contains NaN"):
+        regressor().fit(NUMBERS, np.ma.masked_array(TARGETS, mask=TARGETS > 1))
+
+
+def test_what_is_odd_about_targets_is_told():
+    odd = np.where(np.arange(N) % 5 > 0, 0.0, TARGETS)
+    assert any("of the targets 'y' are 0" in note for note in regressor().fit(NUMBERS, odd).notes_)
+    several = regressor().fit(NUMBERS, np.c_[TARGETS, np.where(np.arange(N) == 0, 1e7, TARGETS)])
+    assert any("Far from all others in 'y[:, 1]': 1 number" in note for note in several.notes_)
+    assert not any("'y'" in note for note in fitted(regressor).notes_)
 
 
 def test_an_interrupted_fit_leaves_the_one_before(monkeypatch):

@@ -196,6 +196,23 @@ def test_every_table_has_a_page(name):
         assert "There is no band, because no networks are drawn" in text
 
 
+def test_numbers_that_texts_hold_have_their_page():
+    frame = pd.DataFrame({"a": [f"{v:.4f}" for v in np.linspace(-1, 1, 60)], "b": np.arange(60) % 7})
+    of = regressor().fit(frame, frame["a"].astype(float) ** 2)
+    plain = regressor().fit(frame.astype(float), frame["a"].astype(float) ** 2)
+    pages = [each.report(rows[:30], np.ones(30)).html for each, rows in ((of, frame), (plain, frame.astype(float)))]
+    tables = [html.partition("Which rows are uncertain")[2].partition("<figure")[0] for html in pages]
+    assert tables[0] == tables[1] != ""
+
+
+def test_names_with_dollar_signs_are_no_formulas():
+    frame = pd.DataFrame({"US$ to CA$": RNG.normal(size=60), r"$\frac{1}$": RNG.choice(["a$b$", r"$\frac{u}$"], 60)})
+    price = pd.Series(frame.iloc[:, 0] ** 2, name=r"k$ for $\frac{1}$")
+    assert "US$ to CA$" in text_of(regressor().fit(frame, price).report(frame, price))
+    lots = np.where(price > 0.5, r"$\frac{1}$", "b$c$")
+    assert "b$c$" in text_of(BayesianClassifier(method=QUICK).fit(frame, lots).report(frame, lots))
+
+
 def test_counts_weights_and_few_rows_have_pages():
     counts = RNG.poisson(3, N).astype(float)
     fitted = regressor(likelihood="poisson").fit(FRAME, counts)

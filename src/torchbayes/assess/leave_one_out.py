@@ -31,10 +31,11 @@ from torchbayes.assess.evaluate import batches
 from torchbayes.assess.sites import left_out
 from torchbayes.calls import explained
 from torchbayes.checks import check_counts, check_kind, check_object, optional, seen
+from torchbayes.checksum import checksum
 from torchbayes.diagnostics.importance import psis
 from torchbayes.display import Overview, shown
 from torchbayes.methods.protocol import Method
-from torchbayes.model.batches.batch import Batch, rows_of
+from torchbayes.model.batches.batch import Batch, rows_of, tensors_of
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model, check_finite
@@ -64,6 +65,7 @@ class LeaveOneOut:
         threshold: k above which a density is not to be trusted.
         weights_N: how often each row counts.
         closed: whether densities are in closed form.
+        targets: checksums of the targets, by which `stack` tells other rows; empty if unknown.
     """
 
     elpd_NM: Tensor
@@ -72,6 +74,7 @@ class LeaveOneOut:
     threshold: float
     weights_N: Tensor
     closed: bool = False
+    targets: tuple[str, ...] = ()
 
     @property
     def elpd_N(self) -> Tensor:
@@ -172,7 +175,8 @@ def loo(
     if refit is not None and len(estimate.untrusted):
         estimate = _refitted(estimate, model, data, refit)
     warn_of(estimate.problems, "this leave-one-out estimate")
-    return estimate
+    parts = zip(*(tensors_of(batch.targets) for batch in rows), strict=True)
+    return replace(estimate, targets=tuple(checksum(torch.cat(part).float().flatten().cpu()) for part in parts))
 
 
 def _rows(model: Model, data: Any) -> list[Batch]:

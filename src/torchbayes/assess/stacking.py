@@ -110,6 +110,8 @@ def _left_out(data: Any, alone: bool) -> tuple[Tensor, Tensor] | None:
         raise ValueError("`data` must be one leave-one-out result for one posterior, or one for each of several.")
     if len({len(each.elpd_N) for each in left}) > 1:
         raise ValueError("`data` must be leave-one-out results of the same rows; their numbers of rows differ.")
+    if len({each.targets for each in left} - {()}) > 1:
+        raise ValueError("`data` must be leave-one-out results of the same rows, in one order; their targets differ.")
     densities_NK = left[0].elpd_NM if alone else torch.stack([each.elpd_N for each in left], 1)
     return densities_NK, left[0].weights_N
 

@@ -196,7 +196,7 @@ def predict(argv: list[str]) -> None:
         functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
         columns = columns_of(functions, new.inputs, units)
         test_columns = columns_of(functions, setup.data.test.inputs[:_SHOWN], units)
-    write_columns(output, columns, names=new.names)
+    write_columns(output, columns, names=new.names, digits=units.digits)
     picture = savefig(
         new_rows(
             columns,

@@ -28,6 +28,7 @@ from torchbayes.conformal.scoring import (
 )
 from torchbayes.display import Overview, shown
 from torchbayes.posteriors.files import read_tensors, write_tensors
+from torchbayes.posteriors.problems import warn_of
 
 SCORES: dict[str, Any] = {**NUMBER_SCORES, **CLASS_SCORES}
 _KIND = "conformal"
@@ -108,12 +109,15 @@ class Conformal:
             confidence: share of calibration sets that give at least this coverage, in (0, 1); None for the mean.
 
         Returns:
-            The calibration; the quantiles of the score `CQR` stay as they are.
+            The calibration; the quantiles of the score `CQR` stay as they are. Where rows are too few, sets hold every
+            target, and a warning says so.
 
         Raises:
             ValueError: if a number is out of range.
         """
-        return replace(self, coverage=coverage, confidence=confidence)
+        other = replace(self, coverage=coverage, confidence=confidence)
+        warn_of(other.problems, "this calibration")
+        return other
 
     def intervals(self, prediction: Prediction, *, groups: Any = None, weights: Any = None) -> tuple[Tensor, Tensor]:
         """Return the ends of the intervals of new rows.

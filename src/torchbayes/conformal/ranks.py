@@ -112,4 +112,4 @@ def weighted_thresholds(scores_N: Tensor, weights_N: Tensor, weights_B: Tensor, 
 
 def _fraction(share: float) -> Fraction:
     """Return the share that was meant: ⌈(n + 1) c⌉ must not be one too high because 0.55 · 100 exceeds 55 in floats."""
-    return Fraction(share).limit_denominator(_DENOMINATOR)
+    return Fraction(float(share)).limit_denominator(_DENOMINATOR)

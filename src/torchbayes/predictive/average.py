@@ -58,8 +58,13 @@ class Predictive(Mixture):
         Args:
             targets: (B, ...) or a tree of such, aligned with the outputs: labels of a causal language model as
                 `model.unpack` moves them, one place earlier than in `labels=input_ids`.
+
+        Raises:
+            TypeError: if targets are not of the kind that the likelihood takes.
+            ValueError: if they do not have the shape of the outputs, or are not finite.
         """
         judged = scored(self.likelihood, self.outputs_SBK[0], targets)
+        judged.likelihood.check(self.outputs_SBK[0], judged.targets)
         likelihood = judged.likelihood if self.function_variance is None else Custom(lambda _: self.distribution)
         return average_log_prob(likelihood, self.outputs_SBK, judged.targets, parameters=self.parameters)
 

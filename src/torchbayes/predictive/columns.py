@@ -7,6 +7,7 @@ standard deviation, its part that is due to the function, and the ends of a cent
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +34,14 @@ class Units:
 
     def __post_init__(self) -> None:
         check_level(self.level)
+
+    @property
+    def digits(self) -> int:
+        """Significant digits of written numbers: 7, and those by which the mean of the targets exceeds their spread."""
+        if self.targets is None:
+            return 7
+        ratio = float((self.targets.mean / self.targets.scale).abs().max())
+        return min(7 + max(int(math.log10(ratio + 1)) - 2, 0), 17)
 
 
 def columns(predictive: Mixture, units: Units) -> dict[str, np.ndarray]:

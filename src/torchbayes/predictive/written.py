@@ -30,8 +30,10 @@ def columns_of(posterior: Any, inputs: Tensor, units: Units) -> dict[str, np.nda
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def write_columns(path: Path, columns: Mapping[str, np.ndarray], *, names: Sequence[str] | None = None) -> None:
-    """Write columns, name -> (N,), to a CSV file, whole or not at all.
+def write_columns(
+    path: Path, columns: Mapping[str, np.ndarray], *, names: Sequence[str] | None = None, digits: int = 7
+) -> None:
+    """Write columns, name -> (N,), to a CSV file, whole or not at all; numbers have so many significant digits.
 
     Texts that a spreadsheet would run as formulas get a single quote in front. `names` label the rows; by default
     they are numbered from 1.
@@ -42,17 +44,17 @@ def write_columns(path: Path, columns: Mapping[str, np.ndarray], *, names: Seque
     writer.writerow(["row" if names is None else "name", *map(_shown, columns)])
     count = len(next(iter(columns.values())))
     cells = (names or range(1, count + 1), *(values.tolist() for values in columns.values()))
-    writer.writerows(zip(*(map(_shown, values) for values in cells), strict=True))
+    writer.writerows(zip(*([_shown(value, digits) for value in values] for values in cells), strict=True))
     write_whole(path, "".join(f"{line[:-2]}\n" for line in lines).encode())
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets run
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: Any, digits: int = 7) -> Any:
     if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value):
         return f"'{value}"
-    return f"{value:.7g}" if isinstance(value, float) else value
+    return f"{value:.{digits}g}" if isinstance(value, float) else value
 
 
 def _is_number(text: str) -> bool:

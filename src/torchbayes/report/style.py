@@ -139,11 +139,28 @@ def house_style(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:
         import matplotlib as mpl
+        from matplotlib.figure import Figure
 
         with mpl.rc_context(_RC):
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+        if isinstance(result, Figure):
+            _show_as_written(result)
+        return result
 
     return styled
+
+
+def _show_as_written(figure: Figure) -> None:
+    """Show texts as they are: in the name of a column or a class two dollar signs are no formula."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        powers = isinstance(axis.get_major_formatter(), LogFormatter)  # they are written as formulas
+        for label in (*axis.get_majorticklabels(), *axis.get_minorticklabels()):
+            label.set_parse_math(powers)
 
 
 def new_figure(width: float, height: float) -> Figure:

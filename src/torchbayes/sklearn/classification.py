@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, check_is_fitted
 from torch import Tensor, distributions
 
-from torchbayes.checks import seen
+from torchbayes.checks import check_counts, seen
 from torchbayes.conformal.classes import APS
 from torchbayes.conformal.ranks import check_coverage
 from torchbayes.conformal.scoring import class_sets
@@ -131,12 +131,23 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Return classes drawn at each row, (B, n_samples)."""
+        check_counts(n_samples=n_samples)
         uniforms = check_random_state(random_state).random_sample((len(X), n_samples))
         below = self.predict_proba(X).cumsum(1)[:, None, :-1]
         return self.classes_[(uniforms[:, :, None] >= below).sum(-1)]
 
     def _checked_targets(self, y: Any) -> np.ndarray:
+        import pandas as pd
+
         targets = column_or_1d(y, warn=True)
+        if targets.dtype.kind == "O":
+            column = pd.Series(targets).infer_objects()  # flags and whole numbers may come as objects
+            gone = np.flatnonzero(column.isna())
+            if len(gone):
+                raise ValueError(
+                    f"y has no class in {len(gone):,} rows, the first of them row {gone[0] + 1}. Remove them."
+                )
+            targets = column.to_numpy()
         assert_all_finite(targets, input_name="y")
         check_classification_targets(targets)
         return targets

@@ -18,13 +18,12 @@ from torch import nn
 
 from torchbayes.catalogue.models import build_likelihood, data_for, likelihood_outputs
 from torchbayes.catalogue.tables import HIDDEN
-from torchbayes.checks import check_flags, check_function
+from torchbayes.checks import check_flags, check_function, check_kind, optional
 from torchbayes.conformal.conformal import Conformal
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import build, mlp
-from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.mixture import some_rows
 from torchbayes.predictive.predict import as_source, predict
@@ -133,7 +132,7 @@ class BayesianEstimator(BaseEstimator):
         if not first and not hasattr(self, "_rows"):
             raise ValueError("The rows of the fit were not saved with it. Fit all rows anew.")
         with unchanged_where_it_fails(self):
-            given = self._given(X, y, sample_weight, reset=first)
+            given = self._given(X, y, sample_weight, reset=first, least=1 + first)
             return self._fit(given if first else self._rows.with_more(given))
 
     def report(self, X: Any, y: Any) -> Page:
@@ -163,9 +162,9 @@ class BayesianEstimator(BaseEstimator):
         state: Any = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_rows"}
 
-    def _given(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Given:
+    def _given(self, X: Any, y: Any, sample_weight: Any, *, reset: bool, least: int = 2) -> Given:
         """Return checked training rows."""
-        table, y = checked_rows(self, X, y, reset=reset, least=2)
+        table, y = checked_rows(self, X, y, reset=reset, least=least)
         targets = self._checked_targets(y)
         check_consistent_length(X, targets)
         weights = None
@@ -236,6 +235,8 @@ def checked_rows(
     estimator: BayesianEstimator, X: Any, y: Any = "no_validation", *, reset: bool, least: int = 1
 ) -> tuple[Table, Any]:
     """Return rows as a table, with their columns compared with those before unless `reset`; and their targets."""
+    # scikit-learn takes the values under a mask, which may be anything
+    X, y = (np.ma.filled(each.astype(np.float64), np.nan) if np.ma.isMaskedArray(each) else each for each in (X, y))
     if is_frame(X):
         table = as_table(X)
         validate_data(estimator, X, y, reset=reset, skip_check_array=True)
@@ -264,7 +265,6 @@ def calibrated_blocks(
     conformal, groups, start = estimator.conformal_, None, 0
     if coverage is not None and coverage != conformal.coverage:
         conformal = conformal.at(coverage, confidence=conformal.confidence)
-        warn_of(conformal.problems, "this calibration")
     if conformal.rows.in_groups:
         groups = groups_of(checked_rows(estimator, X, reset=False)[0], estimator.split_.groups)
     for block in estimator._blocks(X):
@@ -330,6 +330,7 @@ def threads(n_jobs: Any) -> Iterator[None]:
     """
     import joblib
 
+    optional(check_kind, (int, np.integer), "a whole number, -1 for all cores, or None for one", n_jobs=n_jobs)
     before = torch.get_num_threads()
     torch.set_num_threads(joblib.effective_n_jobs(n_jobs))
     try:

@@ -11,7 +11,10 @@ from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.validation import assert_all_finite, check_is_fitted
 from torch import Tensor, distributions
 
+from torchbayes.checks import as_numbers, check_counts
+from torchbayes.conformal.ranks import check_coverage
 from torchbayes.data.base import Data, Pair, Standardise
+from torchbayes.data.own.columns import check_size
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.sklearn.estimator import BayesianEstimator, Given, calibrated_blocks, joined_blocks
@@ -31,7 +34,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             of normal targets, and 1 where the noise is the same everywhere.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", which is "heteroscedastic": normal noise that depends on the inputs; another name, such as
-            "gaussian", "student_t" or "poisson"; or a likelihood. Of several targets those two names have one scale
+            "gaussian", "student_t" or "poisson"; or a likelihood, of targets that are standardised, so that a scale
+            of 0.5 is half of their standard deviation. Of several targets "gaussian" and "student_t" have one scale
             for all, in units of their standard deviations, and "heteroscedastic" one for each.
         prior: of the weights. If None: for the network of "auto" a variance of the weights of each input that is
             inferred, or `FanInNormal(2.0)` where a method is given or rows are many; for others that of `Model`.
@@ -46,7 +50,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         conformal_: the calibration of the intervals, a `torchbayes.conformal.Conformal`; None without `conformal`.
         method_: the method, with its settings.
         preparation_: how columns become numbers.
-        notes_: what became of each column, in sentences.
+        notes_: what became of each column, in sentences; and what is odd about the targets.
         num_data_: number of training rows.
         fit_seconds_: how long the fit took.
         n_features_in_: number of columns.
@@ -79,7 +83,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             ValueError: if a level is not in (0, 1).
         """
-        levels_Q = torch.as_tensor(levels, dtype=torch.float64)
+        levels_Q = as_numbers("levels", levels)
         quantiles = joined_blocks(self._blocks(X), lambda average: _quantiles(average, levels_Q.reshape(-1)))
         return self._raw(quantiles[..., 0] if levels_Q.ndim == 0 else quantiles)
 
@@ -100,6 +104,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         check_is_fitted(self)
         if self.conformal_ is None:
             level = 0.9 if coverage is None else coverage
+            check_coverage(coverage=level)
             return self._raw(joined_blocks(self._blocks(X), lambda average: _ends(average.interval(level))))
         blocks = calibrated_blocks(self, X, coverage)
         return self._raw(np.concatenate([_ends(of.intervals(block, **rows)) for of, block, rows, _ in blocks]))
@@ -126,6 +131,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Return targets drawn at each row, (B, n_samples); of several targets (B, K, n_samples)."""
+        check_counts(n_samples=n_samples)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         blocks = enumerate(self._blocks(X))
         drawn = [average.sample(n_samples, seed=seed + number).movedim(0, -1).double() for number, average in blocks]
@@ -141,6 +147,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return values[:, 0] if values.shape[1] == 1 else values
 
     def _checked_targets(self, y: Any) -> np.ndarray:
+        if np.asarray(y).dtype.kind in "mM":
+            raise ValueError(
+                "y must hold numbers; it has dates or time spans. Give days, (y - y.min()) / pd.Timedelta('1D')."
+            )
         shape: tuple[int, ...] = np.shape(y)
         if len(shape) == 2 and shape[1] != 1:
             numbers: Any = {"dtype": np.float64, "input_name": "y", "ensure_min_features": 2}
@@ -157,6 +167,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         if (columns == columns[0]).all(0).any():
             which = "all targets are the same" if columns.shape[1] == 1 else "all values of a target are the same"
             warn_of([f"{which}, and nothing can be learned from them"], "this fit")
+        for column in columns.T:
+            check_size("y", column.numpy())
         units = Standardise.fit(columns)
         pair = Pair(training.inputs, model_targets(training.targets, units))
         return Data("X", "regression", pair, pair, (), Standardise.identity(), units, "")

@@ -32,7 +32,7 @@ from torchbayes.sklearn.estimator import BayesianEstimator, Network, model_of
 from torchbayes.sklearn.intervals import Split
 from torchbayes.sklearn.perceptrons import BayesianMLPClassifier, BayesianMLPRegressor
 from torchbayes.sklearn.regression import BayesianRegressor
-from torchbayes.sklearn.tables import Preparation
+from torchbayes.sklearn.tables import FITTED, Preparation
 
 _KEY = "estimator"
 _CALIBRATION = "conformal."  # before the names of the tensors of the calibration
@@ -128,7 +128,7 @@ def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     dtypes = dict.fromkeys(("column", "marked"), torch.int64)
     numbers = {n: torch.tensor(v, dtype=dtypes.get(n, torch.float64)) for n, v in entries["scale"].items()}
     scale = (ColumnEncoding if "centre" in numbers else Standardise)(**numbers)
-    estimator.preparation_ = Preparation(Columns(columns, "X"), scale, tuple(entries["notes"]))
+    estimator.preparation_ = Preparation(Columns(columns, FITTED), scale, tuple(entries["notes"]))
     estimator.notes_ = estimator.preparation_.notes
     for name in _PLAIN:
         setattr(estimator, name, entries[name])

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchbayes.checks import seen
 from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import Columns, fit_columns
-from torchbayes.data.own.table import Table, from_frame
+from torchbayes.data.own.rows import shortened
+from torchbayes.data.own.table import Table, from_frame, missing, of_objects
+from torchbayes.data.own.tabular import odd_numbers
 from torchbayes.networks import ColumnEncoding
 
+FITTED = "the X of the fit"  # in messages
 _COLUMNS = 20_000  # each takes a millisecond
 _GOLDEN = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio, whose multiples are spread evenly
 _REPEATED = 10  # rows on average for each given row; beyond, weights become weights of the likelihood
@@ -56,8 +61,14 @@ def as_table(rows: Any) -> Table:
     """Return an array (B, D) or a data frame of pandas or polars as a table.
 
     Raises:
+        TypeError: if it is a data frame of another library.
         ValueError: if there are no rows, more than 20,000 columns, or two of the same name.
     """
+    if is_frame(rows) and not (hasattr(rows, "iloc") or hasattr(rows, "to_dicts")):
+        raise TypeError(
+            f"X must be an array, or a data frame of pandas or polars; got {seen(rows)}. Convert it, such as by "
+            f"X.collect() or X.to_pandas()."
+        )
     if (width := rows.shape[1]) > _COLUMNS:
         raise ValueError(
             f"X must have at most {_COLUMNS:,} columns; it has {width:,}. Choose columns first, or reduce them, "
@@ -79,10 +90,17 @@ def prepared(rows: Table, targets: np.ndarray, weights: np.ndarray | None, *, en
     standardised, or `encoded`.
 
     Raises:
-        ValueError: if no column can be an input.
+        ValueError: if no column can be an input, or only one row counts.
     """
     rows, targets, weights = repeated(rows, targets, weights)
+    if len(rows) < 2:
+        raise ValueError("only one row is left to fit, by `sample_weight` or `conformal`; give more, at least 2.")
     columns, notes = fit_columns(rows, "X", left={}, categorical=())
+    columns = replace(columns, where=FITTED)
+    if targets.dtype.kind == "f":
+        several = targets.reshape(len(targets), -1).T
+        names = [f"y[:, {k}]" for k in range(len(several))] if targets.ndim > 1 else ["y"]
+        notes += tuple(note for each in zip(names, several, strict=True) for note in odd_numbers(*each))
     values = columns(rows).values
     order = order_of(values, targets, weights)
     inputs = torch.from_numpy(values[order])
@@ -126,4 +144,17 @@ def _keys(*parts: np.ndarray | None) -> np.ndarray:
 
 def joined(first: Table, second: Table) -> Table:
     """Return the rows of one table and of another with the same columns."""
-    return Table({name: np.concatenate([first.columns[name], second.columns[name]]) for name in first.names}, "X")
+    absent = [repr(name) for name in first.names if name not in second.columns]
+    if absent:
+        raise ValueError(
+            f"X has no column {shortened(absent)}, which the rows before have. Its columns are "
+            f"{shortened(second.names)}."
+        )
+    columns = {name: [rows.columns[name] for rows in (first, second)] for name in first.names}
+    return Table({name: _one_column(parts) for name, parts in columns.items()}, "X")
+
+
+def _one_column(parts: Sequence[np.ndarray]) -> np.ndarray:
+    together = np.concatenate(parts)
+    objects = together.dtype.kind == "O"
+    return of_objects(together.tolist(), np.concatenate([*map(missing, parts)])) if objects else together

@@ -79,6 +79,7 @@ def test_a_table_with_dates_says_what_became_of_them(tmp_path: Path) -> None:
     told = next(note for note in data.notes if note.startswith("Inputs"))
     assert "1 number (x) and 1 column of dates: when (2011-12-20 to " in told
     assert "as elapsed days, year, month, weekday)" in told
+    assert "read as" not in told  # ISO 8601 and %Y-%m-%d are the same dates
     assert data.input_shape == (1 + 1 + 1 + 2 + 2 + any(note.startswith("Missing") for note in data.notes),)
     new = tmp_path / "new.csv"
     new.write_text("when,x\n2031-01-01,1\n,2\n")

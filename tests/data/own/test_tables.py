@@ -1,9 +1,12 @@
 """Tables: what becomes of each column, by hand; what is refused, and with what advice; new rows go the same way."""
 
 import gzip
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -11,7 +14,7 @@ from torchbayes.catalogue.config import Problem
 from torchbayes.data import Data
 from torchbayes.data.own import read_data, read_new
 from torchbayes.data.own.columns import Column, Columns, fit_columns
-from torchbayes.data.own.table import Table, read_table
+from torchbayes.data.own.table import Table, from_frame, read_table
 
 ROWS = 40
 
@@ -36,7 +39,7 @@ def written(folder: Path, name: str = "table.csv", **changed) -> Path:
 def raw(data: Data, targets: torch.Tensor) -> list[float]:
     """Targets in the units of the file."""
     assert data.target_standardise is not None
-    return data.target_standardise.inverse(targets).flatten().tolist()
+    return data.target_standardise.inverse(targets).float().flatten().tolist()
 
 
 def test_columns_become_numbers_as_the_rules_say():
@@ -283,3 +286,51 @@ def test_row_numbers_are_an_input_where_there_is_no_other(tmp_path):
         read_data(tmp_path / "huge.csv", {"target": "y"})
     with pytest.raises(IsADirectoryError, match="is a folder where a file should be"):
         read_table(tmp_path)
+
+
+def test_numbers_of_a_frame_are_numbers_whatever_holds_them():
+    """Decimals, objects and texts, of which nearly every row has its own, were left out as if they were notes."""
+    plain = np.random.default_rng(0).normal(size=60).round(3)
+    with_hole = [None, *plain[1:].tolist()]
+    frame = pd.DataFrame({
+        "object": pd.Series(plain, dtype=object),
+        "decimal": [Decimal(str(v)) for v in plain],
+        "text": [str(v) for v in plain],
+        "hole": pd.Series(with_hole, dtype=object),
+        "span": pd.to_timedelta(plain, "h"),
+        "wide": np.array([2**63 + 2048, 1] * 30, dtype=np.uint64),
+        "name": pd.Categorical([1, 2] * 30),
+    })
+    columns, notes = fit_columns(from_frame(frame, "X"), "X", left={}, categorical=())
+    found = columns(from_frame(frame, "X")).values
+    assert not any("Left out" in note for note in notes)
+    assert found.shape == (60, 9)
+    np.testing.assert_allclose(found[:, :3], plain[:, None].repeat(3, 1))
+    np.testing.assert_allclose(found[1:, 3], plain[1:])
+    assert found[:, 4].sum() == 1
+    np.testing.assert_allclose(found[:, 5], 3600 * plain, atol=1e-6)
+    np.testing.assert_allclose(found[:, 6], frame["wide"].astype(float))
+    assert columns.columns[-1].values == ("1", "2")
+
+
+def test_a_stray_text_among_the_numbers_of_a_frame_is_refused():
+    frame = pd.DataFrame({"a": np.arange(60.0), "b": [*map(str, range(59)), "oops"]})
+    with pytest.raises(ValueError, match="column 'b' has 59 numbers and 1 text, such as 'oops'"):
+        fit_columns(from_frame(frame, "X"), "X", left={}, categorical=())
+    with pytest.raises(ValueError, match="X has no columns"):
+        from_frame(pd.DataFrame(index=range(3)), "X")
+
+
+def test_new_numbers_too_far_for_single_precision_are_named(tmp_path):
+    data = read_data(written(tmp_path), {"target": "price"})
+    new = written(tmp_path, "new.csv", number=["1.5", "1e300", *["2.5"] * (ROWS - 2)])
+    with pytest.raises(ValueError, match=r"row 2 of new.csv has 1e\+300, too far from the training rows"):
+        read_new(data, new)
+
+
+@pytest.mark.parametrize("size", ["e300", "e-300"])
+@pytest.mark.parametrize("column", ["price", "number"])
+def test_numbers_whose_squares_are_none_are_refused(size, column, tmp_path):
+    cells: Any = [f"{i}.5{size}" for i in range(1, ROWS + 1)]
+    with pytest.raises(ValueError, match=rf"the column '{column}' has numbers up to 4.*\. Use another unit"):
+        read_data(written(tmp_path, **{column: cells}), {"target": "price"})

@@ -155,7 +155,7 @@ def test_bands_are_those_of_the_functions(tiny):
     assert len(found["x"]) == len(found["y"]) == 68
     data = load("toy_drbayes", split=3)
     assert data.target_standardise is not None
-    x, y = data.standardise.inverse(data.train.inputs), data.target_standardise.inverse(data.train.targets)
+    x, y = data.standardise.inverse(data.train.inputs), data.target_standardise.inverse(data.train.targets).float()
     rows, network = (torch.cat([x / 2, (x / 2) ** 2], 1), y), tb.networks.mlp((2,), 1, hidden=(8,))
     models = [
         tb.Model(network, tb.likelihoods.Gaussian(0.05**0.5), tb.priors.Flat(), temperature=t, tempering="likelihood")

@@ -295,7 +295,7 @@ def _width_panels(column: Sequence[Any], seeds: Sequence[Grid]) -> None:
     line(column[0], "log_likelihood", "MAP", "log likelihood at the mode")
     total = np.mean([at_best(g, "log_evidence") + at_best(g, "symmetries") for g in seeds], axis=0)
     colour = drawn["Laplace"].colour
-    column[0].plot(widths, total, ":", color=colour, linewidth=1.2, label="log evidence + log(2$^H$ H!)")
+    column[0].plot(widths, total, ":", color=colour, linewidth=1.2, label="log evidence + log(2ᴴ H!)")
     line(column[0], "log_evidence", "Laplace", "log evidence of one mode")
     line(column[1], "test_nll", "ensemble", "test")
     line(column[1], "train_nll", "MAP", "train")

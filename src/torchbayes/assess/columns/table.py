@@ -7,7 +7,7 @@ They change together where the column is replaced as the table has it, so that e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torchbayes.data import Data
 from torchbayes.data.own.columns import Column, Columns
 from torchbayes.data.own.dates import Dates
-from torchbayes.data.own.rows import Reader
+from torchbayes.data.own.rows import Reader, as_number
 from torchbayes.data.own.table import Table, missing, texts_of
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.average import Predictive
@@ -124,7 +124,19 @@ def predictor(
     """Return a predictor with at most 5,000 of the training rows; None where a row has more than 500 columns."""
     if len(columns.columns) > MOST_COLUMNS:
         return None
-    return TablePredictor(source, columns, prepare, train[spread_rows(len(train), KNOWN)], rows)
+    known, rows = (_with_numbers(table, columns) for table in (train[spread_rows(len(train), KNOWN)], rows))
+    return TablePredictor(source, columns, prepare, known, rows)
+
+
+def _with_numbers(rows: Table, columns: Columns) -> Table:
+    """Return rows with numbers where the columns are such, and the rows may hold them as texts."""
+    texts = {
+        column.name: rows.columns[column.name]
+        for column in columns.columns
+        if isinstance(column, Column) and column.values is None
+    }
+    numbers = {name: np.array([*map(as_number, held)]) for name, held in texts.items() if held.dtype.kind == "O"}
+    return replace(rows, columns=rows.columns | numbers)
 
 
 def _numbered(values_NF: Tensor) -> Table:

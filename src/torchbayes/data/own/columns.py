@@ -121,7 +121,14 @@ def _amount(count: int, what: str) -> str:
 
 MOST_VALUES = 50  # values of a one-hot column of texts; also at most half as many as rows
 
-_LARGEST = 1e100  # squares of larger numbers overflow
+_LARGEST = 1e100  # squares of larger numbers overflow, and of numbers below its inverse are 0
+
+
+def check_size(what: str, numbers: np.ndarray) -> None:
+    """Raise ValueError if the numbers of `what` are so large or small that they have no standard deviation."""
+    size = abs(numbers).max()
+    if size > _LARGEST or 0 < size < 1 / _LARGEST:
+        raise ValueError(f"{what} has numbers up to {size:.3g}. Use another unit or its log.")
 
 
 @dataclass(frozen=True)
@@ -248,17 +255,23 @@ def _column(name: str, values: np.ndarray, *, category: bool) -> Column | Dates 
         return f"the same in every row, {present[0]}"
     if texts and not category and (dates := fit_dates(name, texts_of(present), flag=bool(absent.any()))) is not None:
         return dates
-    if texts:
-        few = len(texts) <= min(MOST_VALUES, len(present) / 2) or category
+    if texts and (category or len(texts) <= min(MOST_VALUES, len(present) / 2)):
+        return Column(name, tuple(texts))
+    plain = {text for text in texts if _PLAIN.fullmatch(text)}
+    if len(plain) < len(texts):  # else all texts are numbers, and become such
+        count = sum(text in plain for text in texts_of(present))
+        if len(plain) > MANY and 2 * count >= len(present):
+            stray = next(text for text in texts_of(present) if text not in plain)
+            raise ValueError(
+                f"the column {name!r} has {_amount(count, 'number')} and {_amount(len(present) - count, 'text')}, such "
+                f"as {seen(stray)}. Correct or empty such cells, or leave the column out."
+            )
         like = ", which look like numbers with units or separators: write them plainly"
-        return Column(name, tuple(texts)) if few else f"{len(texts):,} different texts{like * look_like_numbers(texts)}"
+        return f"{len(texts):,} different texts{like * look_like_numbers(texts)}"
     numbers = present.astype(np.float64)
     if np.isinf(numbers).any():
         raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
-    if abs(numbers).max() > _LARGEST:
-        raise ValueError(
-            f"the column {name!r} has numbers up to {abs(numbers).max():.3g}. Use another unit or its log."
-        )
+    check_size(f"the column {name!r}", numbers)
     return Column(
         name, None, float(np.median(numbers)), bool(absent.any()), low=float(numbers.min()), high=float(numbers.max())
     )

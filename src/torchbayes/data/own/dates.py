@@ -76,7 +76,7 @@ class Dates:
     flag: bool  # whether a further column marks missing dates
     high: float  # days from the first to the last training date
     parts: tuple[str, ...]  # of year, month, weekday and time of day, those that differ
-    other: str = ""  # another form in which all its dates could be read
+    other: str = ""  # another form in which all its dates could be read, some of them as other dates
 
     values = None  # it is no category
     low = 0.0
@@ -149,4 +149,7 @@ def fit_dates(name: str, texts: Sequence[str], *, flag: bool) -> Dates | None:
     first = min(dates)
     days = [(date - first).total_seconds() / _PER_DAY for date in dates]
     parts = tuple(part for part, of in _DIFFER.items() if len({of(date) for date in dates}) > 1)
-    return Dates(name, forms[0], first, float(np.median(days)), flag, max(days), parts, *forms[1:2])
+    others = (
+        form for form in forms[1:] if any(read_date(text, form) != read_date(text, forms[0]) for text in set(texts))
+    )
+    return Dates(name, forms[0], first, float(np.median(days)), flag, max(days), parts, next(others, ""))

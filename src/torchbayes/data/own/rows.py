@@ -87,6 +87,12 @@ class Reader:
             inputs = self.standardise.to(torch.float32)(unit_images(encoded.values, 255))
         else:
             inputs = self.standardise(values).to(data.train.inputs.dtype)
+            far = (values.isfinite() & ~inputs.isfinite()).nonzero()
+            if len(far):
+                raise ValueError(
+                    f"row {int(far[0, 0]) + 1} of {path.name} has {float(values[tuple(far[0])]):g}, too far from the "
+                    f"training rows to be a number in their units. Correct it or leave it empty."
+                )
         targets = None if rows.targets is None else encode_targets(path.name, rows.targets, data)
         return New(inputs, targets, rows.names, (*rows.notes, *encoded.notes))
 

@@ -6,8 +6,11 @@ import codecs
 import csv
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +76,9 @@ def texts_of(values: np.ndarray) -> list[str]:
 def from_frame(frame: pd.DataFrame, name: str, notes: tuple[str, ...] = ()) -> Table:
     """Return a pandas data frame as a table; `name` is for messages. Raises ValueError for no rows or equal columns."""
     names = [str(column).strip() for column in frame.columns]
-    if len(frame) == 0 or not names:
+    if not names:
+        raise ValueError(f"{name} has no columns. Give at least one.")
+    if len(frame) == 0:
         raise ValueError(f"{name} has no rows. A table has names of columns in its first line, and rows below.")
     double = next((column for column, count in Counter(names).items() if count > 1), None)
     if double is not None:
@@ -85,14 +90,24 @@ def from_frame(frame: pd.DataFrame, name: str, notes: tuple[str, ...] = ()) -> T
 def _values(column: Any) -> np.ndarray:
     """Return a pandas column of any kind as a column of a table."""
     kind = column.dtype.kind
+    if kind == "m":
+        return column.dt.total_seconds().to_numpy(dtype=np.float64, na_value=np.nan)
     if kind in "biuf" and not column.isna().any():
-        return column.to_numpy(dtype={"b": np.bool_, "f": np.float64}.get(kind, np.int64))
+        large = kind == "u" and column.max() >= 2**63  # as a signed number it would be negative
+        return column.to_numpy(dtype=np.float64 if large else {"b": np.bool_, "f": np.float64}.get(kind, np.int64))
     if kind in "iuf":
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    absent = column.isna().to_numpy()
-    values = np.array([None if gone else str(v).strip() for v, gone in zip(column, absent, strict=True)], dtype=object)
-    values[values == ""] = None
-    return values
+    return of_objects(list(column), column.isna().to_numpy(), named=hasattr(column.dtype, "categories"))
+
+
+def of_objects(values: Sequence[Any], absent: np.ndarray, *, named: bool = False) -> np.ndarray:
+    """Return objects as numbers if all that are not absent are, and they are no names of categories; else as texts."""
+    present = [value for value, gone in zip(values, absent, strict=True) if not gone]
+    if present and not named and all(isinstance(v, Real | Decimal) and not isinstance(v, bool) for v in present):
+        return np.array([np.nan if gone else float(v) for v, gone in zip(values, absent, strict=True)])
+    texts = np.array([None if gone else str(v).strip() for v, gone in zip(values, absent, strict=True)], dtype=object)
+    texts[texts == ""] = None
+    return texts
 
 
 def is_table(path: Path) -> bool:

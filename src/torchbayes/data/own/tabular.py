@@ -18,7 +18,7 @@ import torch
 
 from torchbayes.checks import check_name, seen
 from torchbayes.data.base import Data
-from torchbayes.data.own.columns import MANY, Columns, check_input, check_target, far, fit_columns
+from torchbayes.data.own.columns import MANY, Columns, check_input, check_size, check_target, far, fit_columns
 from torchbayes.data.own.rows import Encoder, Form, Reader, Rows, Task, assemble
 from torchbayes.data.own.table import Table, is_table, missing, read_table, texts_of
 
@@ -122,7 +122,7 @@ def _odd_targets(name: str, data: Data, parts: Sequence[Rows]) -> list[str]:
     if (targets == targets[0]).all():
         return [f"The target {name!r} is the same in all training rows: there is nothing to learn from them."]
     numbers = np.concatenate([np.asarray(subset.targets, dtype=np.float64) for subset in parts])
-    sentences = [*_repeated(name, numbers), *far(name, numbers)]
+    sentences = odd_numbers(name, numbers)
     encode = data.reader.encode if isinstance(data.reader, Reader) else None
     if not isinstance(encode, Columns) or len(targets) < 5:  # fewer can be collinear by chance
         return sentences
@@ -139,16 +139,19 @@ def _odd_targets(name: str, data: Data, parts: Sequence[Rows]) -> list[str]:
     return sentences
 
 
-def _repeated(name: str, numbers: np.ndarray) -> list[str]:
-    """Return a sentence on targets (N,) most of which are one value, which normal noise cannot describe."""
+def odd_numbers(name: str, numbers: np.ndarray) -> list[str]:
+    """Return sentences on targets (N,) that are far from all others, or most of them one value."""
     values, counts = np.unique(numbers, return_counts=True)
     share = counts.max() / len(numbers)
-    if share < _MOST_OF or len(numbers) < _COUNTED:
-        return []
+    distant = far(name, numbers)
+    if share < _MOST_OF or len(numbers) < _COUNTED or share == 1:
+        return distant
+    # which normal noise cannot describe
     return [
         f"{share:.0%} of the targets {name!r} are {values[counts.argmax()]:.6g}. Noise around a mean does not describe "
         f"that: intervals will be too wide there or too narrow elsewhere. Predict first whether a row has this value, "
-        f"then the others."
+        f"then the others.",
+        *distant,
     ]
 
 
@@ -177,7 +180,7 @@ def targets_of(name: str, values: np.ndarray) -> np.ndarray:
     """Return targets as texts, bools, whole numbers or floating point; `values` has none missing.
 
     Whole numbers that come as 3.0, as from tables in which some were missing, become whole numbers. Raises ValueError
-    if a number is infinite.
+    if a number is infinite, too large or too small.
     """
     if values.dtype.kind == "O":
         return np.array(texts_of(values))
@@ -185,4 +188,5 @@ def targets_of(name: str, values: np.ndarray) -> np.ndarray:
         return values
     if np.isinf(values).any():
         raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
+    check_size(f"the column {name!r}", values)
     return values.astype(np.int64) if (values % 1 == 0).all() and (abs(values) < 2**53).all() else values

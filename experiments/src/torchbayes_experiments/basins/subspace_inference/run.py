@@ -285,7 +285,7 @@ def bands(recipe: Toy, *, seed: int) -> dict[str, Any]:
     """
     data, sampling = tb.data.load(recipe.data, split=seed % 20), recipe.sampling
     assert data.target_standardise is not None
-    x, y = data.standardise.inverse(data.train.inputs), data.target_standardise.inverse(data.train.targets)
+    x, y = data.standardise.inverse(data.train.inputs), data.target_standardise.inverse(data.train.targets).float()
     rows, grid = (_features(x), y), torch.linspace(*recipe.ends, recipe.places).unsqueeze(1)
 
     def model(temperature: float = 1.0) -> tb.Model:
