@@ -131,6 +131,9 @@ def check_size(what: str, numbers: np.ndarray) -> None:
         raise ValueError(f"{what} has numbers up to {size:.3g}. Use another unit or its log.")
 
 
+_FLAGS = {"True": 1.0, "False": 0.0}
+
+
 @dataclass(frozen=True)
 class Column:
     """How one column of a table becomes numbers."""
@@ -155,6 +158,8 @@ class Column:
         absent = missing(held)
         if held.dtype.kind == "O":
             absent |= np.array([value in MARKS for value in held], dtype=bool)
+        if held.dtype.kind == "O" and (self.low, self.high) == (0.0, 1.0):  # flags of which some are missing are texts
+            held = np.array([_FLAGS.get(value, value) for value in held.tolist()], dtype=object)
         numbers = _numbers(self.name, held, absent)
         block[:, 0] = np.where(absent, self.fill, numbers)
         if self.flag:
