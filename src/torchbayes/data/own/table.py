@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
+from itertools import islice
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,7 +187,13 @@ def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # pandas only warns of a row of another length
-        frame = read()
+        try:
+            frame = read()
+        except pd.errors.ParserWarning as error:
+            raise ValueError(
+                f"its first line has {len(first)} value{'s' * (len(first) > 1)}, and some other line more; the first "
+                f"one must hold the names of the columns"
+            ) from error
         commas = separator == ";" and any(_has_decimal_commas(frame[name]) for name in frame.columns)
         if commas:
             frame = read(decimal=",")
@@ -242,12 +250,14 @@ def _check_encoding(encoding: str | None) -> None:
 
 def _separator(sample: str) -> tuple[str, list[str]]:
     """Return what separates the values of a text, and the values of its first line."""
-    lines = [line for line in sample.splitlines() if line.strip()][:20]
-    if not lines:
+    if not sample.strip():
         raise ValueError("it is empty")
-    lines = lines[:-1] if len(sample) == _SAMPLE and len(lines) > 1 else lines  # the last one may be cut
-    cells = {mark: [next(csv.reader([line], delimiter=mark)) for line in lines] for mark in _SEPARATORS}
-    cells[" "] = [line.split() for line in lines]
+    # a quoted value may go over several lines
+    read = {mark: csv.reader(io.StringIO(sample, newline=""), delimiter=mark) for mark in _SEPARATORS}
+    read |= {" ": map(str.split, sample.splitlines())}
+    cells = {mark: list(islice((row for row in rows if any(map(str.strip, row))), 21)) for mark, rows in read.items()}
+    cut = len(sample) == _SAMPLE  # the last row may be
+    cells = {mark: rows[:-1] if len(rows) > (1 if cut else 20) else rows for mark, rows in cells.items()}
     uniform = [mark for mark, rows in cells.items() if len(rows[0]) > 1 and len({len(row) for row in rows}) == 1]
     # spaces come last, because texts contain them too
     best = max(uniform, key=lambda mark: (mark != " ", len(cells[mark][0])), default=",")
