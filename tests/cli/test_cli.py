@@ -301,6 +301,7 @@ def test_without_the_experiments_their_commands_say_how_to_install_them(capsys, 
         ("compare --methods single --likelihood gaussian", "must be categorical"),
         ("compare --methods single --network lenet", "Use `small_cnn`"),
         ("fit --data toy_sine --network lenet --directory a", "Use `mlp` for vectors"),
+        ("fit --data_settings.leave_out [a[m]] --directory a", "`--data_settings.leave_out` is no YAML: while parsing"),
         ("fit", "`--directory` must be given"),
         ("fit --directory a --method SWAGG", "Did you mean SWAG"),
         (

@@ -87,10 +87,11 @@ def check_input(name: str, tables: Sequence[Table]) -> None:
     if cells is None or not cells.texts or cells.scale <= MANY or 2 * cells.numbers < cells.rows:
         return
     do = f"Write them {_PLAINLY}" if cells.written else "Correct or empty such cells"
+    listed = f'"[{name if name.isidentifier() else repr(name)}]"'
     raise ValueError(
         f"the column {name!r} has {_amount(cells.numbers, 'number')} and {_amount(cells.texts, 'text')}; the first is "
-        f'{cells.first}. {do}, or take all for names, --data_settings.categorical "[{name}]", or leave the column out, '
-        f'--data_settings.leave_out "[{name}]".'
+        f"{cells.first}. {do}, or take all for names, --data_settings.categorical {listed}, or leave the column out, "
+        f"--data_settings.leave_out {listed}."
     )
 
 
