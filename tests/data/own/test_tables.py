@@ -314,6 +314,13 @@ def test_numbers_of_a_frame_are_numbers_whatever_holds_them():
     assert columns.columns[-1].values == ("1", "2")
 
 
+def test_names_are_the_same_whatever_holds_them():
+    known = pd.DataFrame({"a": pd.Categorical([1.0, 2.0] * 30), "b": [1.0, "x"] * 30})
+    columns, _ = fit_columns(from_frame(known, "X"), "X", left={}, categorical=())
+    new = pd.DataFrame({"a": [1.0, 2.0], "b": ["1", "x"]})
+    np.testing.assert_array_equal(columns(from_frame(new, "X")).values, columns(from_frame(known.head(2), "X")).values)
+
+
 def test_a_stray_text_among_the_numbers_of_a_frame_is_refused():
     frame = pd.DataFrame({"a": np.arange(60.0), "b": [*map(str, range(59)), "oops"]})
     with pytest.raises(ValueError, match="column 'b' has 59 numbers and 1 text, such as 'oops'"):

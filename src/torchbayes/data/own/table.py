@@ -72,7 +72,11 @@ def missing(values: np.ndarray) -> np.ndarray:
 
 def texts_of(values: np.ndarray) -> list[str]:
     """Return the values of a column as texts, whole numbers without a point."""
-    return [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values.tolist()]
+    return [*map(_text, values.tolist())]
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def from_frame(frame: pd.DataFrame, name: str, notes: tuple[str, ...] = ()) -> Table:
@@ -107,7 +111,7 @@ def of_objects(values: Sequence[Any], absent: np.ndarray, *, named: bool = False
     present = [value for value, gone in zip(values, absent, strict=True) if not gone]
     if present and not named and all(isinstance(v, Real | Decimal) and not isinstance(v, bool) for v in present):
         return np.array([np.nan if gone else float(v) for v, gone in zip(values, absent, strict=True)])
-    texts = np.array([None if gone else str(v).strip() for v, gone in zip(values, absent, strict=True)], dtype=object)
+    texts = np.array([None if gone else _text(v).strip() for v, gone in zip(values, absent, strict=True)], dtype=object)
     texts[texts == ""] = None
     return texts
 
