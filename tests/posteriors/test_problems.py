@@ -77,6 +77,14 @@ def test_code_beside_the_package_whose_path_begins_alike_is_the_callers() -> Non
     assert [(warning.filename, warning.lineno) for warning in seen] == [(name, 2)]
 
 
+def test_a_function_of_the_package_without_gradients_is_called_by_the_users_line() -> None:
+    told: dict[str, Any] = {}
+    exec(compile("def run(warn):\n    warn(['chain 1 never moved'])", f"{Path(tb.__file__).parent}/x.py", "exec"), told)
+    with pytest.warns(tb.ProblemWarning, match=SENTENCE) as seen:
+        torch.no_grad()(told["run"])(problems.warn_of)
+    assert [warning.filename for warning in seen] == [__file__]
+
+
 @pytest.mark.parametrize("make", POSTERIORS.values(), ids=POSTERIORS.keys())
 def test_problems_are_saved_joined_and_outlive_a_calibration(
     make: Callable[[tb.Model, int], Posterior], tmp_path: Path

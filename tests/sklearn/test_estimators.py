@@ -274,6 +274,13 @@ def test_new_values_are_taken_as_none_and_polars_as_pandas():
     assert np.array_equal(of.predict(frame), of.predict(FRAME))
 
 
+def test_flags_may_be_missing_in_new_rows_alone():
+    of = fitted(regressor)
+    new = FRAME[:3].assign(sold=pd.array([True, None, False], dtype="boolean"))
+    expected = of.predict(FRAME[:3].assign(sold=[True, FRAME["sold"].median() > 0, False]))
+    assert np.array_equal(of.predict(new), expected)
+
+
 HOSTILE = {
     "infinite": (lambda: regressor().fit(np.where(NUMBERS > 2, np.inf, NUMBERS), TARGETS), "infinity"),
     "missing target": (lambda: regressor().fit(NUMBERS, np.where(TARGETS > 2, np.nan, TARGETS)), "y contains NaN"),

@@ -161,6 +161,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def read_run(directory: Path) -> dict[str, Any]:
     """Return the configuration of a run. Raises ValueError if it was changed since it was written."""
     path = directory / CONFIG
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}, which a run has. Name the directory of a fit.")
     config = read_config(path)
     seals = [line for line in path.read_text("utf-8").splitlines() if line.startswith(_SEAL)]
     if not seals:

@@ -116,7 +116,11 @@ def _settings(what: str, argv: list[str]) -> dict[str, Any]:
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if name == option or name.startswith(f"{option}."):
-            parsed = _bounded(value if equals else following)
+            try:
+                parsed = _bounded(value if equals else following)
+            except yaml.YAMLError as error:
+                said = " ".join(str(error).split())
+                raise ValueError(f"`{name}` is no YAML: {said}. Quote names with signs: \"['a [m]']\".") from error
             key = name.partition(".")[2]
             settings |= {key: parsed} if key else dict(parsed) if isinstance(parsed, Mapping) else {}
     return settings

@@ -14,6 +14,7 @@ from torch import Tensor
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _GENERATED = "<string>"  # the file name of generated dataclass constructors
+_DECORATED = f"{Path(torch.__file__).parent}{os.sep}"  # functions under `torch.no_grad` are called from there
 _LOOKED_AT = 1000
 
 
@@ -82,6 +83,6 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 def _levels_to_caller() -> int:
     """Return how many frames above the calling function the first one outside the package is."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, _GENERATED)):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, _GENERATED, _DECORATED)):
         level, frame = level + 1, frame.f_back
     return level

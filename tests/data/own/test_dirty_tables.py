@@ -1,6 +1,7 @@
 """Tables as people keep them: texts among numbers, units, gaps, row numbers, odd columns, other encodings."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,9 @@ def test_a_text_among_the_numbers_of_an_input_is_refused(tmp_path):
         read(path)
     assert read(path, leave_out=["a"]).input_shape == (1,)
     assert read(path, categorical=["a"]).train.inputs.shape[1] > ROWS / 2
+    cells: Any = with_cell("broken")
+    with pytest.raises(ValueError, match=r"leave_out \"\['size \[m\]'\]\"\."):  # as YAML takes it
+        read(written(tmp_path, **{"size [m]": cells}))
     few = [["1", "2", "3+"][i % 3] for i in range(ROWS)]
     assert read(written(tmp_path, a=few)).input_shape == (4,)
     (tmp_path / "both").mkdir()

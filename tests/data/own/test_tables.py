@@ -239,6 +239,7 @@ def test_what_is_no_problem_is_refused(tmp_path, settings, said):
         (b"a,b\n", "has no rows"),
         (b"a,b\n1,2\n3,4,5\n", "cannot be read as a table: .*Correct it or save it again"),
         (b"a,b\n1,\xff2\n", "is not text in UTF-8"),
+        (b"# mine\na,b\n1,2\n3,4\n", "its first line has 1 value, and some other line more"),
         (b"\x00\x01\x02,b\n1,2\n", "binary data"),
         (b"a,a \n1,2\n", "more than one column 'a'"),
     ],
@@ -313,6 +314,13 @@ def test_numbers_of_a_frame_are_numbers_whatever_holds_them():
     assert columns.columns[-1].values == ("1", "2")
 
 
+def test_names_are_the_same_whatever_holds_them():
+    known = pd.DataFrame({"a": pd.Categorical([1.0, 2.0] * 30), "b": [1.0, "x"] * 30})
+    columns, _ = fit_columns(from_frame(known, "X"), "X", left={}, categorical=())
+    new = pd.DataFrame({"a": [1.0, 2.0], "b": ["1", "x"]})
+    np.testing.assert_array_equal(columns(from_frame(new, "X")).values, columns(from_frame(known.head(2), "X")).values)
+
+
 def test_a_stray_text_among_the_numbers_of_a_frame_is_refused():
     frame = pd.DataFrame({"a": np.arange(60.0), "b": [*map(str, range(59)), "oops"]})
     with pytest.raises(ValueError, match="column 'b' has 59 numbers and 1 text, such as 'oops'"):
@@ -326,6 +334,17 @@ def test_new_numbers_too_far_for_single_precision_are_named(tmp_path):
     new = written(tmp_path, "new.csv", number=["1.5", "1e300", *["2.5"] * (ROWS - 2)])
     with pytest.raises(ValueError, match=r"row 2 of new.csv has 1e\+300, too far from the training rows"):
         read_new(data, new)
+
+
+@pytest.mark.parametrize("mark", [";", ",", "\t", "|"])
+def test_quoted_values_may_hold_separators_and_go_over_several_lines(mark, tmp_path):
+    path = tmp_path / "a.csv"
+    rows = [f'{i}.5{mark}"note {i % 3}{mark}\n\nand so on; on, on"{mark}{i}' for i in range(ROWS)]
+    path.write_text("\n".join([mark.join(["a", "b", '"c\nd"']), *rows]))
+    table = read_table(path)
+    assert table.names == ["a", "b", "c\nd"]
+    assert len(table) == ROWS
+    assert len(set(table.columns["b"])) == 3
 
 
 @pytest.mark.parametrize("size", ["e300", "e-300"])

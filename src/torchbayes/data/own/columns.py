@@ -87,10 +87,11 @@ def check_input(name: str, tables: Sequence[Table]) -> None:
     if cells is None or not cells.texts or cells.scale <= MANY or 2 * cells.numbers < cells.rows:
         return
     do = f"Write them {_PLAINLY}" if cells.written else "Correct or empty such cells"
+    listed = f'"[{name if name.isidentifier() else repr(name)}]"'
     raise ValueError(
         f"the column {name!r} has {_amount(cells.numbers, 'number')} and {_amount(cells.texts, 'text')}; the first is "
-        f'{cells.first}. {do}, or take all for names, --data_settings.categorical "[{name}]", or leave the column out, '
-        f'--data_settings.leave_out "[{name}]".'
+        f"{cells.first}. {do}, or take all for names, --data_settings.categorical {listed}, or leave the column out, "
+        f"--data_settings.leave_out {listed}."
     )
 
 
@@ -131,6 +132,9 @@ def check_size(what: str, numbers: np.ndarray) -> None:
         raise ValueError(f"{what} has numbers up to {size:.3g}. Use another unit or its log.")
 
 
+_FLAGS = {"True": 1.0, "False": 0.0}
+
+
 @dataclass(frozen=True)
 class Column:
     """How one column of a table becomes numbers."""
@@ -155,6 +159,8 @@ class Column:
         absent = missing(held)
         if held.dtype.kind == "O":
             absent |= np.array([value in MARKS for value in held], dtype=bool)
+        if held.dtype.kind == "O" and (self.low, self.high) == (0.0, 1.0):  # flags of which some are missing are texts
+            held = np.array([_FLAGS.get(value, value) for value in held.tolist()], dtype=object)
         numbers = _numbers(self.name, held, absent)
         block[:, 0] = np.where(absent, self.fill, numbers)
         if self.flag:

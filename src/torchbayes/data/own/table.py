@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
+from itertools import islice
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +72,11 @@ def missing(values: np.ndarray) -> np.ndarray:
 
 def texts_of(values: np.ndarray) -> list[str]:
     """Return the values of a column as texts, whole numbers without a point."""
-    return [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values.tolist()]
+    return [*map(_text, values.tolist())]
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def from_frame(frame: pd.DataFrame, name: str, notes: tuple[str, ...] = ()) -> Table:
@@ -105,7 +111,7 @@ def of_objects(values: Sequence[Any], absent: np.ndarray, *, named: bool = False
     present = [value for value, gone in zip(values, absent, strict=True) if not gone]
     if present and not named and all(isinstance(v, Real | Decimal) and not isinstance(v, bool) for v in present):
         return np.array([np.nan if gone else float(v) for v, gone in zip(values, absent, strict=True)])
-    texts = np.array([None if gone else str(v).strip() for v, gone in zip(values, absent, strict=True)], dtype=object)
+    texts = np.array([None if gone else _text(v).strip() for v, gone in zip(values, absent, strict=True)], dtype=object)
     texts[texts == ""] = None
     return texts
 
@@ -185,7 +191,13 @@ def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # pandas only warns of a row of another length
-        frame = read()
+        try:
+            frame = read()
+        except pd.errors.ParserWarning as error:
+            raise ValueError(
+                f"its first line has {len(first)} value{'s' * (len(first) > 1)}, and some other line more; the first "
+                f"one must hold the names of the columns"
+            ) from error
         commas = separator == ";" and any(_has_decimal_commas(frame[name]) for name in frame.columns)
         if commas:
             frame = read(decimal=",")
@@ -242,12 +254,14 @@ def _check_encoding(encoding: str | None) -> None:
 
 def _separator(sample: str) -> tuple[str, list[str]]:
     """Return what separates the values of a text, and the values of its first line."""
-    lines = [line for line in sample.splitlines() if line.strip()][:20]
-    if not lines:
+    if not sample.strip():
         raise ValueError("it is empty")
-    lines = lines[:-1] if len(sample) == _SAMPLE and len(lines) > 1 else lines  # the last one may be cut
-    cells = {mark: [next(csv.reader([line], delimiter=mark)) for line in lines] for mark in _SEPARATORS}
-    cells[" "] = [line.split() for line in lines]
+    # a quoted value may go over several lines
+    read = {mark: csv.reader(io.StringIO(sample, newline=""), delimiter=mark) for mark in _SEPARATORS}
+    read |= {" ": map(str.split, sample.splitlines())}
+    cells = {mark: list(islice((row for row in rows if any(map(str.strip, row))), 21)) for mark, rows in read.items()}
+    cut = len(sample) == _SAMPLE  # the last row may be
+    cells = {mark: rows[:-1] if len(rows) > (1 if cut else 20) else rows for mark, rows in cells.items()}
     uniform = [mark for mark, rows in cells.items() if len(rows[0]) > 1 and len({len(row) for row in rows}) == 1]
     # spaces come last, because texts contain them too
     best = max(uniform, key=lambda mark: (mark != " ", len(cells[mark][0])), default=",")
