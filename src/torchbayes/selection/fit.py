@@ -303,11 +303,15 @@ def _judged(
 ) -> tuple[Posterior, str]:
     """Return the posterior of a final state, with its problems, and the error that ended its check, if any.
 
-    Members that do not meet the standard are left out, or replaced.
+    Members that do not meet the standard are left out, or replaced. A learned noise is that which held-out rows chose,
+    if they did.
     """
     state = run.shard.whole(state)
     posterior = method.posterior(density, state, run.shelf).calibrated(source.inputs)
-    ending, case = method.ending(posterior, state), Case(posterior, source, run.history)
+    ending = method.ending(posterior, state)
+    if (noise := run.about.get("chosen", {}).get("noise")) is not None:
+        posterior, ending = posterior.with_learned(noise), ending.with_learned(noise)
+    case = Case(posterior, source, run.history)
     posterior = without_dropped(posterior, ending.dropped(case))
     problems, raised = checked(lambda: ending.problems(case._replace(posterior=posterior)))
     posterior = posterior.with_problems((*known, *problems))

@@ -34,7 +34,7 @@ from torchbayes.driver.loop import Reader, steps
 from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.choices import Epochs
-from torchbayes.methods.optimise.learned import most_probable
+from torchbayes.methods.optimise.learned import is_open, likeliest, most_probable
 from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import DivergedError, Info, Method
 from torchbayes.methods.schedules import USUAL_EPOCHS, Constant, epochs_of
@@ -43,7 +43,8 @@ from torchbayes.selection.trials import Chosen, Fold, Search, having, nll_of_dra
 
 FACTOR, _SHORTEST = 2, 4  # fewest epochs: SWAG needs two snapshots in the second half of them
 _ROWS = 10  # for each weight; so few weights interpolate nothing, and a shorter run would only miss the mode
-_EQUAL = 0.02  # nats; an earlier epoch that is as good to within this is preferred
+# nats; an earlier epoch that is as good to within this is preferred, the second where the noise is judged apart
+_EQUAL, _EQUAL_APART = 0.02, 0.005
 _LONGEST = 8000  # steps of the first run
 _NEXT = 1.05  # ratio of the epochs after which held-out rows are evaluated: each of the first twenty, then fewer
 _PATIENCE = {"epochs": 10, "steps": 300, "share": 0.3}
@@ -62,7 +63,8 @@ def choose_epochs(choice: Epochs, search: Search) -> Chosen:
     epochs = max(choice.least, epochs)
     lengths = dict.fromkeys(choice.settings, epochs)
     settings, mode = {**lengths, **choice.known}, {"epochs": epochs} if choice.mode else {}
-    outcome = Chosen(settings, record, learned=learned, mode=mode)
+    noise = learned if choice.noise else None
+    outcome = Chosen(settings, record, learned=learned, noise=noise, mode=mode)
     return _with_best(choice.then, outcome, search.having(outcome)) if choice.then else outcome
 
 
@@ -86,6 +88,7 @@ def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any],
     most = descent.epochs or max(USUAL_EPOCHS, -(-_LONGEST // per_epoch))
     method = seeker(epochs=most, optimizer=descent.optimizer, schedule=Constant(), plan=descent.plan)
     density = search.density(method)
+    apart = choice.noise and is_open(density.model)
     runs = [*_runs(method, search)]
     epoch, nll_by_epoch, best = 0, dict[int, float](), list[Point]()
     try:
@@ -94,14 +97,14 @@ def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any],
             epoch += 1
             if epoch >= max(nll_by_epoch, default=0) * _NEXT + 1 or epoch == most:
                 points = [method.posterior(density, state) for state in states]
-                nll_by_epoch[epoch] = _nll(points, folds)
+                nll_by_epoch[epoch] = _nll(points, folds, apart=apart)
                 best = points if nll_by_epoch[epoch] == min(nll_by_epoch.values()) else best
             search.told(epoch, most, nll_by_epoch[max(nll_by_epoch)])
     except DivergedError:  # earlier results count; if the run itself diverges, it reports that
         pass
     if not nll_by_epoch or not math.isfinite(least := min(nll_by_epoch.values())):
         return None
-    early = next(epoch for epoch, nll in nll_by_epoch.items() if nll <= least + _EQUAL)
+    early = next(epoch for epoch, nll in nll_by_epoch.items() if nll <= least + (_EQUAL_APART if apart else _EQUAL))
     record = {"first_run": epoch, "best_epoch": early, "nll": nll_by_epoch[early]}
     few = density.model.layout.size * _ROWS <= folds[0].rows.num_data
     shortest = epochs_of(None, per_epoch) if few else _SHORTEST
@@ -134,8 +137,13 @@ def _out_of_patience(seen: Mapping[int, float], steps_per_epoch: int) -> bool:
     return max(seen) - best >= max(waits)
 
 
-def _nll(points: Sequence[Point], folds: Sequence[Fold]) -> float:
-    """Return the mean negative log likelihood of all held-out rows, in nats per target; ∞ if it is not finite."""
+def _nll(points: Sequence[Point], folds: Sequence[Fold], *, apart: bool) -> float:
+    """Return the mean negative log likelihood of all held-out rows, in nats per target; ∞ if it is not finite.
+
+    Under the points' own learned parameters of the likelihood or, `apart`, under those that are best for these rows.
+    """
+    if apart:
+        return -likeliest(points, [fold.held_out for fold in folds])
     total = sum(float(log_likelihoods(p, fold.held_out).sum()) for p, fold in zip(points, folds, strict=True))
     return -total / sum(num_targets(points[0].model, fold.held_out) for fold in folds)
 

@@ -83,6 +83,7 @@ class Chosen(NamedTuple):
     prior_scale: float | None = None  # σ of the model's prior N(0, σ²), if that is open; None leaves it
     # least initial values of the learned parameters of the likelihood; None leaves them
     learned: Sequence[float] | None = None
+    noise: Sequence[float] | None = None  # final values of these parameters; None leaves them as they are trained
     mode: Mapping[str, Any] = {}  # settings, by name, of the training that finds where the method begins
 
 
@@ -99,11 +100,13 @@ class Search:
     folds: Sequence[Fold]  # rows to train on, with those held out
     begin: Begin  # where the members start
     told: Callable[[int, int, float | None], object] = lambda *_: None
+    noise: Sequence[float] | None = None  # final values of the learned parameters of the likelihood, if chosen
     _densities: dict[Any, LogDensity] = field(default_factory=dict, compare=False, repr=False)
 
     def having(self, chosen: Chosen) -> Search:
         """Return the search with these choices made."""
-        return replace(self, method=having(self.method, chosen.settings), begin=self.begin.with_learned(chosen.learned))
+        begin, noise = self.begin.with_learned(chosen.learned), chosen.noise or self.noise
+        return replace(self, method=having(self.method, chosen.settings), begin=begin, noise=noise)
 
     def density(self, method: Method, model: Model | None = None) -> LogDensity:
         """Return the target of rows that are not held out.
@@ -144,7 +147,8 @@ def nll_under(
     """
     try:
         density = search.density(method, model)
-        return score([trial(method, density, fold, begin=search.begin) for fold in folds], folds)
+        found = [trial(method, density, fold, begin=search.begin) for fold in folds]
+        return score(found if search.noise is None else [each.with_learned(search.noise) for each in found], folds)
     except DivergedError:
         return math.inf
 
