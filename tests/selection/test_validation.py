@@ -19,6 +19,7 @@ from torchbayes.driver import progress
 from torchbayes.driver.loop import Begin
 from torchbayes.methods.choices import Epochs
 from torchbayes.methods.optimise import descent as descents
+from torchbayes.methods.optimise.learned import most_probable
 from torchbayes.methods.schedules import Constant
 from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.point import Point
@@ -128,7 +129,9 @@ def test_the_averaging_rate_is_that_of_a_search_by_hand(method: Any, draws: int,
     tried = [dict(averaging_lr=share * lr, burn_in=begin) for share, begin in ((0.5, 0.5), (0.1, 0.75))]
     start = begin(found, tmp_path, seed=3)
     by_hand = [fit(data, method(epochs=epochs, optimizer=adam, **each), seed=3, start=start) for each in tried]
-    by_hand = [posterior.with_learned(seen["noise"]) for posterior in by_hand]
+    rows = as_source(model(), held_out, 40).some(40)
+    noises = [most_probable(posterior.centre, rows, 40) for posterior in by_hand]
+    by_hand = [posterior.with_learned(noise) for posterior, noise in zip(by_hand, noises, strict=True)]
     nlls = [nll_of_draws(posterior, held_out, draws) for posterior in by_hand]
     torch.testing.assert_close(torch.tensor([one["nll"] for one in seen["tried"]]), torch.tensor(nlls))
     best = nlls.index(min(nlls))

@@ -78,7 +78,7 @@ class Gaussian(Posterior):
         """The means."""
         return Point(self.model, self.mean_MD, buffers_M=self.buffers_M, calibration=self.calibration)
 
-    def with_learned(self, learned: Sequence[float]) -> Self:
+    def with_learned(self, learned: Sequence[float] | Tensor) -> Self:
         return replace(self, mean_MD=having_learned(self.mean_MD, learned))
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:

@@ -70,7 +70,7 @@ class Point(ByFields):
         """M, because a point mass has one distinct draw per member."""
         return self.members
 
-    def with_learned(self, learned: Sequence[float]) -> Point:
+    def with_learned(self, learned: Sequence[float] | Tensor) -> Point:
         return replace(self, weights_MD=having_learned(self.weights_MD, learned))
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:

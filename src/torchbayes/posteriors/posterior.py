@@ -134,7 +134,7 @@ class Posterior(ABC):
         """Return the posterior with these problems added; what it has cached stays."""
         return _having(self, problems=tuple(dict.fromkeys((*self.problems, *problems))))
 
-    def with_learned(self, learned: Sequence[float]) -> Any:
+    def with_learned(self, learned: Sequence[float] | Tensor) -> Any:
         """Return the posterior around other learned parameters of the likelihood; itself if it has no centre."""
         del learned
         return self

@@ -63,23 +63,36 @@ def choose_epochs(choice: Epochs, search: Search) -> Chosen:
     epochs = max(choice.least, epochs)
     lengths = dict.fromkeys(choice.settings, epochs)
     settings, mode = {**lengths, **choice.known}, {"epochs": epochs} if choice.mode else {}
-    noise = learned if choice.noise else None
-    outcome = Chosen(settings, record, learned=learned, noise=noise, mode=mode)
-    return _with_best(choice.then, outcome, search.having(outcome)) if choice.then else outcome
+    outcome = Chosen(settings, record, learned=learned, mode=mode)
+    noise = choice.noise and is_open(search.model)
+    then = choice.then or ([{}] if noise else [])
+    return _with_best(then, outcome, search.having(outcome), noise=noise) if then else outcome
 
 
-def _with_best(then: Sequence[Mapping[str, Any]], chosen: Chosen, search: Search) -> Chosen:
+def _with_best(then: Sequence[Mapping[str, Any]], chosen: Chosen, search: Search, *, noise: bool) -> Chosen:
     """Return what was found, with those settings under which held-out rows are most likely, the first of equals.
 
-    A trial run of each trains one member on each fold.
+    A trial run of each trains one member on each fold. With `noise` it is judged under the noise that the held-out rows
+    ask for after it, which is that of the run itself.
     """
     search = replace(search, begin=search.begin.some(slice(1)))
-    nlls = []
+    nlls, noises = list[float](), list[list[float] | None]()
+
+    def score(posteriors: Sequence[Any], folds: Sequence[Fold]) -> float:
+        learned_P = _learned([each.centre for each in posteriors], folds) if noise else None
+        if learned_P is not None:
+            noises[-1] = learned_P.tolist()
+            posteriors = [each.with_learned(learned_P) for each in posteriors]
+        return nll_of_draws(posteriors, folds)
+
     for settings in then:
-        nlls.append(nll_under(search, having(search.method, settings), search.folds, score=nll_of_draws))
-    best = then[nlls.index(min(nlls))]
+        noises.append(None)
+        nlls.append(nll_under(search, having(search.method, settings), search.folds, score=score))
+    best = nlls.index(min(nlls))
     tried = [{**settings, "nll": nll} for settings, nll in zip(then, nlls, strict=True)]
-    return chosen._replace(settings={**chosen.settings, **best}, record={**chosen.record, "tried": tried})
+    return chosen._replace(
+        settings={**chosen.settings, **then[best]}, record={**chosen.record, "tried": tried}, noise=noises[best]
+    )
 
 
 def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any], list[float] | None] | None:

@@ -100,13 +100,11 @@ class Search:
     folds: Sequence[Fold]  # rows to train on, with those held out
     begin: Begin  # where the members start
     told: Callable[[int, int, float | None], object] = lambda *_: None
-    noise: Sequence[float] | None = None  # final values of the learned parameters of the likelihood, if chosen
     _densities: dict[Any, LogDensity] = field(default_factory=dict, compare=False, repr=False)
 
     def having(self, chosen: Chosen) -> Search:
         """Return the search with these choices made."""
-        begin, noise = self.begin.with_learned(chosen.learned), chosen.noise or self.noise
-        return replace(self, method=having(self.method, chosen.settings), begin=begin, noise=noise)
+        return replace(self, method=having(self.method, chosen.settings), begin=self.begin.with_learned(chosen.learned))
 
     def density(self, method: Method, model: Model | None = None) -> LogDensity:
         """Return the target of rows that are not held out.
@@ -147,8 +145,7 @@ def nll_under(
     """
     try:
         density = search.density(method, model)
-        found = [trial(method, density, fold, begin=search.begin) for fold in folds]
-        return score(found if search.noise is None else [each.with_learned(search.noise) for each in found], folds)
+        return score([trial(method, density, fold, begin=search.begin) for fold in folds], folds)
     except DivergedError:
         return math.inf
 
