@@ -136,8 +136,9 @@ def fit(
             finds the epoch after which these are most likely; if they are fewer than 500 there are up to five such
             runs, each with other rows held out. The run itself then has all training rows and twice as many epochs,
             at most those that the method sets and, with ten rows or more for each weight, at least the usual
-            number; a learned noise begins no lower than held-out rows ask for. They also choose how SWA and SWAG
-            average, the prior of Laplace, length and factor of OnlineLaplace, and for IVON and samplers on
+            number; a learned noise begins no lower than held-out rows ask for, and that of MAP, SWA and SWAG ends at
+            the most probable value at the residuals of rows that trial runs leave out. They also choose how SWA and
+            SWAG average, the prior of Laplace, length and factor of OnlineLaplace, and for IVON and samplers on
             minibatches without a step size the scale of a prior that the model leaves open. MILE compares its
             chains with the networks where they began by rows that neither has seen. None does this only if
             such a setting is left open, such as the epochs of a method: with a tenth of the rows, but at least 50

@@ -16,6 +16,11 @@ Held-out rows also give the noise of new rows, at the weights that predict them 
 most the learning rate per step. It falls as the network learns, and if training stops after a few steps it does not
 get from half the spread of the targets up to a larger noise. So a fit whose length held-out rows choose begins no
 lower than at their estimate (docs/decisions/0033-a-noise-that-does-not-begin-too-low.md).
+
+For MAP, SWA and SWAG mean and noise are judged apart (docs/decisions/0045-noise-and-mean-are-judged-apart.md): v_e is
+that under the noise which makes the held-out rows likeliest, for normal noise log RMSE_e + ½ log 2πe, and 0.005 stands
+for 0.02. Trial runs, as long as the run itself, then leave out the same rows, and the noise of the posterior is the
+most probable one at the residuals of these, whatever it was in training.
 """
 
 from __future__ import annotations
