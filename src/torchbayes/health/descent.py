@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -33,7 +33,7 @@ from torchbayes.health.noise import noise_problems
 from torchbayes.health.residuals import unexplained
 from torchbayes.model.batches.batch import Batch
 from torchbayes.model.likelihoods.protocol import scored
-from torchbayes.model.model import Model
+from torchbayes.model.model import Model, having_learned
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.posteriors.functions import Functions
@@ -61,6 +61,9 @@ class Descended(Ending):
     # whether draws are judged together, so that an end of the trajectory that is far worse is no problem
     together: bool = False
     noise: bool = True  # whether a learned noise is compared with the residuals of rows left out, as needed for a mode
+
+    def with_learned(self, learned: Sequence[float]) -> Descended:
+        return replace(self, weights_MD=having_learned(self.weights_MD, learned))
 
     def look(self, case: Case) -> list[str]:
         posterior, source = case.posterior if self.result is None else self.result, case.source

@@ -63,6 +63,11 @@ class Ending(ABC):
     def look(self, case: Case) -> Sequence[str]:
         """Return the problems of a result that ended like this, one clause each."""
 
+    def with_learned(self, learned: Sequence[float]) -> Any:
+        """Return the same end of a run with other learned parameters of the likelihood."""
+        del learned
+        return self
+
     def dropped(self, case: Case) -> Tensor | None:
         """Return which members are left out of the result, bool (M,), None for none; `problems` are of the rest."""
         del case

@@ -22,6 +22,8 @@ class Epochs:
     known: Mapping[str, Any] = field(default_factory=dict)  # settings that are fixed once rows have chosen
     # whether the descent finds the networks that a method begins at, so that the choice is also theirs
     mode: bool = False
+    # whether held-out rows say how large a learned noise ends, so that they judge all else as if it were right
+    noise: bool = False
 
     @property
     def open(self) -> bool:

@@ -329,6 +329,12 @@ def with_learned(model: Model, weights_MD: Tensor) -> Tensor:
     return torch.cat([weights_MD, *extra], dim=1) if extra else weights_MD
 
 
+def having_learned(weights_MD: Tensor, learned: Sequence[float] | Tensor) -> Tensor:
+    """Return weights with these learned parameters of the likelihood, (P,), for all members."""
+    learned_MP = torch.as_tensor(learned).to(weights_MD).expand(len(weights_MD), -1)
+    return torch.cat([weights_MD[:, : -learned_MP.shape[1]], learned_MP], dim=1)
+
+
 def check_finite(inputs: Any) -> None:
     """Raise ValueError if a floating tensor of `inputs` has NaN or infinite values.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_flags, check_object, check_tensor, optional, seen
 from torchbayes.linalg import Structure, restore
-from torchbayes.model.model import Model
+from torchbayes.model.model import Model, having_learned
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior, normals, readable
@@ -77,6 +77,9 @@ class Gaussian(Posterior):
     def centre(self) -> Point:
         """The means."""
         return Point(self.model, self.mean_MD, buffers_M=self.buffers_M, calibration=self.calibration)
+
+    def with_learned(self, learned: Sequence[float] | Tensor) -> Self:
+        return replace(self, mean_MD=having_learned(self.mean_MD, learned))
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         """Return weights w = μ_m + R_m z with R Rᵀ = Σ, (S, D); row s of z depends on (seed, s) alone.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_kind
-from torchbayes.model.model import PREFIX, Model
+from torchbayes.model.model import PREFIX, Model, having_learned
 from torchbayes.posteriors.functions import check_weights, in_turn
 from torchbayes.posteriors.posterior import ByFields, readable
 from torchbayes.posteriors.trained import Trained, named, weights_of
@@ -69,6 +69,9 @@ class Point(ByFields):
     def default_draws(self) -> int:
         """M, because a point mass has one distinct draw per member."""
         return self.members
+
+    def with_learned(self, learned: Sequence[float] | Tensor) -> Point:
+        return replace(self, weights_MD=having_learned(self.weights_MD, learned))
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         """Return the members' weights, repeated to (S, D); the seed is not used."""

@@ -7,7 +7,7 @@ draws weighs the members equally, and the first M draws are one per member.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -133,6 +133,11 @@ class Posterior(ABC):
     def with_problems(self, problems: Iterable[str]) -> Self:
         """Return the posterior with these problems added; what it has cached stays."""
         return _having(self, problems=tuple(dict.fromkeys((*self.problems, *problems))))
+
+    def with_learned(self, learned: Sequence[float] | Tensor) -> Any:
+        """Return the posterior around other learned parameters of the likelihood; itself if it has no centre."""
+        del learned
+        return self
 
     # Not abstract, because most posteriors draw nothing but weights.
     def beside(self, draws: int, *, seed: int) -> Beside | None:  # noqa: B027

@@ -58,7 +58,7 @@ def choose(
         "held_out": [fold.size for fold in folds],
         **chosen.record,
         **({"mode": dict(chosen.mode)} if method.needs.start is not None else {}),
-        **given(prior_scale=chosen.prior_scale, learned=chosen.learned),
+        **given(prior_scale=chosen.prior_scale, learned=chosen.learned, noise=chosen.noise),
     }
     return _as_recorded(model, method, record, entries)
 
@@ -94,6 +94,7 @@ def _of_all(choices: Sequence[Choice], search: Search) -> Chosen:
             {**chosen.record, **latest.record},
             prior_scale=latest.prior_scale if chosen.prior_scale is None else chosen.prior_scale,
             learned=latest.learned if chosen.learned is None else chosen.learned,
+            noise=latest.noise or chosen.noise,
             mode={**chosen.mode, **latest.mode},
         )
     return chosen

@@ -136,8 +136,9 @@ def fit(
             finds the epoch after which these are most likely; if they are fewer than 500 there are up to five such
             runs, each with other rows held out. The run itself then has all training rows and twice as many epochs,
             at most those that the method sets and, with ten rows or more for each weight, at least the usual
-            number; a learned noise begins no lower than held-out rows ask for. They also choose how SWA and SWAG
-            average, the prior of Laplace, length and factor of OnlineLaplace, and for IVON and samplers on
+            number; a learned noise begins no lower than held-out rows ask for, and that of MAP, SWA and SWAG ends at
+            the most probable value at the residuals of rows that trial runs leave out. They also choose how SWA and
+            SWAG average, the prior of Laplace, length and factor of OnlineLaplace, and for IVON and samplers on
             minibatches without a step size the scale of a prior that the model leaves open. MILE compares its
             chains with the networks where they began by rows that neither has seen. None does this only if
             such a setting is left open, such as the epochs of a method: with a tenth of the rows, but at least 50
@@ -303,11 +304,15 @@ def _judged(
 ) -> tuple[Posterior, str]:
     """Return the posterior of a final state, with its problems, and the error that ended its check, if any.
 
-    Members that do not meet the standard are left out, or replaced.
+    Members that do not meet the standard are left out, or replaced. A learned noise is that which held-out rows chose,
+    if they did.
     """
     state = run.shard.whole(state)
     posterior = method.posterior(density, state, run.shelf).calibrated(source.inputs)
-    ending, case = method.ending(posterior, state), Case(posterior, source, run.history)
+    ending = method.ending(posterior, state)
+    if (noise := run.about.get("chosen", {}).get("noise")) is not None:
+        posterior, ending = posterior.with_learned(noise), ending.with_learned(noise)
+    case = Case(posterior, source, run.history)
     posterior = without_dropped(posterior, ending.dropped(case))
     problems, raised = checked(lambda: ending.problems(case._replace(posterior=posterior)))
     posterior = posterior.with_problems((*known, *problems))

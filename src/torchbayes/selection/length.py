@@ -16,6 +16,11 @@ Held-out rows also give the noise of new rows, at the weights that predict them 
 most the learning rate per step. It falls as the network learns, and if training stops after a few steps it does not
 get from half the spread of the targets up to a larger noise. So a fit whose length held-out rows choose begins no
 lower than at their estimate (docs/decisions/0033-a-noise-that-does-not-begin-too-low.md).
+
+For MAP, SWA and SWAG mean and noise are judged apart (docs/decisions/0045-noise-and-mean-are-judged-apart.md): v_e is
+that under the noise which makes the held-out rows likeliest, for normal noise log RMSE_e + ½ log 2πe, and 0.005 stands
+for 0.02. Trial runs, as long as the run itself, then leave out the same rows, and the noise of the posterior is the
+most probable one at the residuals of these, whatever it was in training.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from torchbayes.driver.loop import Reader, steps
 from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.choices import Epochs
-from torchbayes.methods.optimise.learned import most_probable
+from torchbayes.methods.optimise.learned import is_open, likeliest, most_probable
 from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import DivergedError, Info, Method
 from torchbayes.methods.schedules import USUAL_EPOCHS, Constant, epochs_of
@@ -43,7 +48,8 @@ from torchbayes.selection.trials import Chosen, Fold, Search, having, nll_of_dra
 
 FACTOR, _SHORTEST = 2, 4  # fewest epochs: SWAG needs two snapshots in the second half of them
 _ROWS = 10  # for each weight; so few weights interpolate nothing, and a shorter run would only miss the mode
-_EQUAL = 0.02  # nats; an earlier epoch that is as good to within this is preferred
+# nats; an earlier epoch that is as good to within this is preferred, the second where the noise is judged apart
+_EQUAL, _EQUAL_APART = 0.02, 0.005
 _LONGEST = 8000  # steps of the first run
 _NEXT = 1.05  # ratio of the epochs after which held-out rows are evaluated: each of the first twenty, then fewer
 _PATIENCE = {"epochs": 10, "steps": 300, "share": 0.3}
@@ -63,21 +69,35 @@ def choose_epochs(choice: Epochs, search: Search) -> Chosen:
     lengths = dict.fromkeys(choice.settings, epochs)
     settings, mode = {**lengths, **choice.known}, {"epochs": epochs} if choice.mode else {}
     outcome = Chosen(settings, record, learned=learned, mode=mode)
-    return _with_best(choice.then, outcome, search.having(outcome)) if choice.then else outcome
+    noise = choice.noise and is_open(search.model)
+    then = choice.then or ([{}] if noise else [])
+    return _with_best(then, outcome, search.having(outcome), noise=noise) if then else outcome
 
 
-def _with_best(then: Sequence[Mapping[str, Any]], chosen: Chosen, search: Search) -> Chosen:
+def _with_best(then: Sequence[Mapping[str, Any]], chosen: Chosen, search: Search, *, noise: bool) -> Chosen:
     """Return what was found, with those settings under which held-out rows are most likely, the first of equals.
 
-    A trial run of each trains one member on each fold.
+    A trial run of each trains one member on each fold. With `noise` it is judged under the noise that the held-out rows
+    ask for after it, which is that of the run itself.
     """
     search = replace(search, begin=search.begin.some(slice(1)))
-    nlls = []
+    nlls, noises = list[float](), list[list[float] | None]()
+
+    def score(posteriors: Sequence[Any], folds: Sequence[Fold]) -> float:
+        learned_P = _learned([each.centre for each in posteriors], folds) if noise else None
+        if learned_P is not None:
+            noises[-1] = learned_P.tolist()
+            posteriors = [each.with_learned(learned_P) for each in posteriors]
+        return nll_of_draws(posteriors, folds)
+
     for settings in then:
-        nlls.append(nll_under(search, having(search.method, settings), search.folds, score=nll_of_draws))
-    best = then[nlls.index(min(nlls))]
+        noises.append(None)
+        nlls.append(nll_under(search, having(search.method, settings), search.folds, score=score))
+    best = nlls.index(min(nlls))
     tried = [{**settings, "nll": nll} for settings, nll in zip(then, nlls, strict=True)]
-    return chosen._replace(settings={**chosen.settings, **best}, record={**chosen.record, "tried": tried})
+    return chosen._replace(
+        settings={**chosen.settings, **then[best]}, record={**chosen.record, "tried": tried}, noise=noises[best]
+    )
 
 
 def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any], list[float] | None] | None:
@@ -86,6 +106,7 @@ def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any],
     most = descent.epochs or max(USUAL_EPOCHS, -(-_LONGEST // per_epoch))
     method = seeker(epochs=most, optimizer=descent.optimizer, schedule=Constant(), plan=descent.plan)
     density = search.density(method)
+    apart = choice.noise and is_open(density.model)
     runs = [*_runs(method, search)]
     epoch, nll_by_epoch, best = 0, dict[int, float](), list[Point]()
     try:
@@ -94,14 +115,14 @@ def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any],
             epoch += 1
             if epoch >= max(nll_by_epoch, default=0) * _NEXT + 1 or epoch == most:
                 points = [method.posterior(density, state) for state in states]
-                nll_by_epoch[epoch] = _nll(points, folds)
+                nll_by_epoch[epoch] = _nll(points, folds, apart=apart)
                 best = points if nll_by_epoch[epoch] == min(nll_by_epoch.values()) else best
             search.told(epoch, most, nll_by_epoch[max(nll_by_epoch)])
     except DivergedError:  # earlier results count; if the run itself diverges, it reports that
         pass
     if not nll_by_epoch or not math.isfinite(least := min(nll_by_epoch.values())):
         return None
-    early = next(epoch for epoch, nll in nll_by_epoch.items() if nll <= least + _EQUAL)
+    early = next(epoch for epoch, nll in nll_by_epoch.items() if nll <= least + (_EQUAL_APART if apart else _EQUAL))
     record = {"first_run": epoch, "best_epoch": early, "nll": nll_by_epoch[early]}
     few = density.model.layout.size * _ROWS <= folds[0].rows.num_data
     shortest = epochs_of(None, per_epoch) if few else _SHORTEST
@@ -134,8 +155,13 @@ def _out_of_patience(seen: Mapping[int, float], steps_per_epoch: int) -> bool:
     return max(seen) - best >= max(waits)
 
 
-def _nll(points: Sequence[Point], folds: Sequence[Fold]) -> float:
-    """Return the mean negative log likelihood of all held-out rows, in nats per target; ∞ if it is not finite."""
+def _nll(points: Sequence[Point], folds: Sequence[Fold], *, apart: bool) -> float:
+    """Return the mean negative log likelihood of all held-out rows, in nats per target; ∞ if it is not finite.
+
+    Under the points' own learned parameters of the likelihood or, `apart`, under those that are best for these rows.
+    """
+    if apart:
+        return -likeliest(points, [fold.held_out for fold in folds])
     total = sum(float(log_likelihoods(p, fold.held_out).sum()) for p, fold in zip(points, folds, strict=True))
     return -total / sum(num_targets(points[0].model, fold.held_out) for fold in folds)
 

@@ -83,6 +83,7 @@ class Chosen(NamedTuple):
     prior_scale: float | None = None  # σ of the model's prior N(0, σ²), if that is open; None leaves it
     # least initial values of the learned parameters of the likelihood; None leaves them
     learned: Sequence[float] | None = None
+    noise: Sequence[float] | None = None  # final values of these parameters; None leaves them as they are trained
     mode: Mapping[str, Any] = {}  # settings, by name, of the training that finds where the method begins
 
 

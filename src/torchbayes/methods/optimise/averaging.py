@@ -66,13 +66,13 @@ class Averages(ABC, Generic[_Result]):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """How long to train, and where that is open whether to take a wide average or a narrow one."""
+        """How long to train, how large a learned noise ends, and whether to take a wide average or a narrow one."""
         kinds = ((USUAL_SHARE, USUAL_BURN_IN), _NARROW) if self.averaging_lr is None else ()
         ways = [
             {"averaging_lr": share * self.optimizer.lr, **({"burn_in": burn_in} if self.burn_in is None else {})}
             for share, burn_in in kinds
         ]
-        return (Epochs(self, then=ways),)
+        return (Epochs(self, then=ways, noise=True),)
 
     def rate(self, now: Progress | Trajectory) -> float:
         """Return the learning rate of the next step, on the schedule of the SWAG paper."""

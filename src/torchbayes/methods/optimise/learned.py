@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torchbayes.health.constant import highest
+from torchbayes.health.constant import highest, num_targets
 from torchbayes.model.batches.batch import Batch
-from torchbayes.model.model import PREFIX, Model
+from torchbayes.model.model import PREFIX, Model, having_learned
 from torchbayes.model.network import Buffers
 from torchbayes.model.sources.sources import Source
 from torchbayes.native.process import differentiable
@@ -46,12 +46,33 @@ def most_probable(point: Point, batches: Sequence[Batch], num_data: int) -> Tens
     None if there are no such parameters, the likelihood says where they start, or there is no maximum. `num_data` is
     the number of rows.
     """
-    if not _open(point.model):
+    if not is_open(point.model):
         return None
     try:
         return _estimates(point, batches, num_data)[0][0]
     except ValueError:
         return None
+
+
+def likeliest(points: Sequence[Point], rows: Sequence[Sequence[Batch]]) -> float:
+    """Return the mean log likelihood of rows under the learned parameters that make it highest, in nats per target.
+
+    Each point predicts rows of its own, with the weights of its first member; all share the parameters.
+    """
+    model = points[0].model
+    drawn = [point.functions(point.members).some(slice(1)) for point in points]
+    seen = [
+        (network(b.inputs, chunk_size=b.size)[0].double(), b.targets)
+        for network, batches in zip(drawn, rows, strict=True)
+        for b in batches
+    ]
+    count = sum(num_targets(model, batches) for batches in rows)
+    learned = {n: p[0].to(torch.float64, copy=True).requires_grad_() for n, p in drawn[0].parameters.items()}
+
+    def mean() -> Tensor:
+        return torch.stack([model.likelihood.log_prob(f, targets, learned).sum() for f, targets in seen]).sum() / count
+
+    return highest(mean, [*learned.values()])
 
 
 def at_least(weights_MD: Tensor, least: Sequence[float] | None) -> Tensor:
@@ -70,7 +91,7 @@ def estimated(model: Model, begin: tuple[Tensor, Buffers], source: Source) -> tu
     The weights are unchanged where the likelihood says where its parameters start, or there is no maximum.
     """
     weights_MD, buffers = begin
-    if not _open(model):
+    if not is_open(model):
         return begin
     first = Point(
         model, weights_MD[:1], buffers_M={n: b[:1] for n, b in buffers.items()} or None, statistics_known=True
@@ -79,10 +100,10 @@ def estimated(model: Model, begin: tuple[Tensor, Buffers], source: Source) -> tu
         value_P = learned_at(first, source)[0][0]
     except ValueError:  # no maximum: under a flat prior, for a network that interpolates
         return begin
-    return torch.cat([weights_MD[:, : -len(value_P)], value_P.expand(len(weights_MD), -1)], dim=1), buffers
+    return having_learned(weights_MD, value_P), buffers
 
 
-def _open(model: Model) -> bool:
+def is_open(model: Model) -> bool:
     """Return whether a likelihood has learned parameters, and leaves open where they start."""
     learned = model.likelihood.parameters().values()
     return bool(learned) and all(each.estimate for each in learned)

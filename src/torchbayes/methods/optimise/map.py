@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.optimise.descent import Descent, Scheduled, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
@@ -44,6 +45,11 @@ class MAP(Scheduled, Descent):
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = "auto"
     adversarial: float | None = field(default=None, kw_only=True)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train, and how large a learned noise ends."""
+        return (Epochs(self, noise=True),)
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""

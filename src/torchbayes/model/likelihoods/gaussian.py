@@ -33,7 +33,9 @@ class Gaussian(Regression):
         scale² = (S + 2 (spread/10)²)/(N + 2)
 
     for N residuals with the sum of squares S: above zero even if the network interpolates the training rows, but far
-    below the noise of new rows. `fit` reports this where rows are few (`Posterior.problems`).
+    below the noise of new rows. `fit` reports this where rows are few (`Posterior.problems`). Where held-out rows
+    choose the length of MAP, SWA or SWAG, the noise of the posterior is not that mode: S and N are then those of the
+    residuals of rows that trial runs left out.
 
     Attributes:
         scale: noise standard deviation in units of the targets: one number, one per output, or `"learned"` (inferred as
