@@ -7,7 +7,7 @@ import csv
 import io
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
@@ -189,18 +189,10 @@ def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]
         skipinitialspace=True,
         low_memory=False,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)  # pandas only warns of a row of another length
-        try:
-            frame = read()
-        except pd.errors.ParserWarning as error:
-            raise ValueError(
-                f"its first line has {len(first)} value{'s' * (len(first) > 1)}, and some other line more; the first "
-                f"one must hold the names of the columns"
-            ) from error
-        commas = separator == ";" and any(_has_decimal_commas(frame[name]) for name in frame.columns)
-        if commas:
-            frame = read(decimal=",")
+    frame = _read_whole(read, len(first))
+    commas = separator == ";" and any(_has_decimal_commas(frame[name]) for name in frame.columns)
+    if commas:
+        frame = read(decimal=",")
     for name in frame.columns[[kind.kind not in "biuf" for kind in frame.dtypes]]:
         frame[name] = _without_marks(frame[name], commas=commas)
     if not named:
@@ -210,6 +202,21 @@ def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]
         f"Columns of the same name: {name!r}; all but the first are called {name + '.1'!r} and so on."
         for name in double
     )
+
+
+def _read_whole(read: Callable[[], pd.DataFrame], width: int) -> pd.DataFrame:
+    """Return what is read, unless a row has more values than the first line, of which pandas only warns."""
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            return read()
+        except pd.errors.ParserWarning as error:
+            raise ValueError(
+                f"its first line has {width} value{'s' * (width > 1)}, and some other line more; the first one must "
+                f"hold the names of the columns"
+            ) from error
 
 
 def _head(path: Path, encoding: str) -> tuple[str, str]:
