@@ -10,7 +10,7 @@ import json
 import math
 import warnings
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +50,16 @@ class History:
             column.extend(lists.get(name) or [math.nan] * self._members)
         self._texts += [(record["step"], name, entry) for name, entry in record.items() if isinstance(entry, str)]
         self._steps.append(record["step"])
+
+    def of_all(self, gather: Callable[[Tensor], Tensor]) -> History:
+        """Return the lines of all members, from those of the members of this process; `gather` is `Shard.gather`."""
+        whole = History()
+        whole._steps, whole._texts = self._steps, self._texts
+        for name, column_MR in self.columns(after=-1).items():
+            gathered_MR = gather(column_MR)
+            whole._members = len(gathered_MR)
+            whole._columns[name] = array("d", gathered_MR.T.flatten().tolist())
+        return whole
 
     def columns(self, after: int = 0) -> dict[str, Tensor]:
         """Return the numbers of the lines after a step, by name, each float64 (M, lines)."""

@@ -169,10 +169,13 @@ def run_to_end(
     run.shelf = _shelf(density.model, method, run=run, count=description.get("draws", 0))
     total = -(-method.length(per_epoch) // per_epoch)
     callbacks = callbacks if shard.ranks.first else ()  # the first rank alone reports
-    may_stop = shard.ranks.agree(bool(callbacks))  # a progress bar stops no run
     with listeners(callbacks, method, (state.step // per_epoch, total)) as notified:
-        epochs = Epochs(per_epoch, total, Means(shard, description.get("sums")), notified, may_stop)
-        return released(iterate(method, density, state, reader=Reader(source, seeds), run=run, epochs=epochs))
+        watched = shard.ranks.agree(bool(notified))
+        epochs = Epochs(per_epoch, total, Means(shard, description.get("sums")), notified, watched)
+        state = released(iterate(method, density, state, reader=Reader(source, seeds), run=run, epochs=epochs))
+    if shard.ranks.chains > 1 and not epochs.read_by(run):
+        run.history = run.history.of_all(shard.gather)
+    return state
 
 
 def _shelf(model: Model, method: Method, *, run: Run, count: int) -> Shelf:
@@ -194,7 +197,7 @@ class Means:
 
     def sums(self) -> dict[str, Any]:
         """Return the sums as JSON-serialisable lists, one number per member of the fit."""
-        return {"count": self.count, "totals": self._gathered()}
+        return {"count": self.count, "totals": self._listed(whole=True)}
 
     def add(self, info: Any) -> None:
         """Add the report of a step: the tensors (M,) of `info.means()`."""
@@ -204,16 +207,17 @@ class Means:
             self._totals[name] = value_M if total_M is None else total_M.to(value_M.device) + value_M
         self.count += 1
 
-    def values(self) -> dict[str, list[float]]:
-        """Return the means by name, one number per member of the fit."""
-        return {name: [number / self.count for number in totals] for name, totals in self._gathered().items()}
+    def values(self, *, whole: bool) -> dict[str, list[float]]:
+        """Return the means by name, one number per member of the fit, or of this process unless `whole`."""
+        totals = self._listed(whole=whole).items()
+        return {name: [number / self.count for number in numbers] for name, numbers in totals}
 
-    def _gathered(self) -> dict[str, list[float]]:
+    def _listed(self, *, whole: bool) -> dict[str, list[float]]:
         if not self._totals:
             return {}
         totals = torch.stack([total_M.cpu() for total_M in self._totals.values()], dim=1)
-        whole_NM = self._shard.gather(totals).mT
-        return dict(zip(self._totals, whole_NM.tolist(), strict=True))
+        totals_NM = (self._shard.gather(totals) if whole else totals).mT
+        return dict(zip(self._totals, totals_NM.tolist(), strict=True))
 
 
 @dataclass
@@ -224,7 +228,7 @@ class Epochs:
     total: int  # epochs of the run
     means: Means  # averages over the present epoch
     listeners: Sequence[Callback] = ()
-    may_stop: bool = True  # whether any of them, on the first rank, may end the run
+    watched: bool = True  # whether the first rank has any
     began: float = field(default_factory=time.monotonic)  # when the epoch began
 
     def poll(self) -> None:
@@ -232,6 +236,13 @@ class Epochs:
         for listener in self.listeners:
             if isinstance(listener, Lines):
                 listener.poll()
+
+    def read_by(self, run: Run) -> bool:
+        """Return whether anyone reads the numbers of an epoch before the run ends, on disk or in a callback.
+
+        If not, ranks that share the members put theirs together once, as an epoch may be shorter than that takes.
+        """
+        return self.watched or run.directory is not None
 
     def over(self, run: Run, state: Any, info: Info) -> bool:
         """Log a finished epoch, or the part of it that the run covers, and return whether a callback asks to stop.
@@ -241,7 +252,7 @@ class Epochs:
         if not all_finite(state):
             raise DivergedError(f"the weights are not finite after step {state.step}. Lower the learning rate.")
         run.shard.check_equal(state)
-        numbers: Mapping[str, Any] = {**self.means.values(), **info.now()}
+        numbers: Mapping[str, Any] = {**self.means.values(whole=self.read_by(run)), **info.now()}
         number = -(-state.step // self.steps)
         seconds = round(time.monotonic() - self.began, 3)
         record = {"epoch": number, "step": state.step, **numbers, "seconds": seconds}
@@ -251,4 +262,4 @@ class Epochs:
         self.began = time.monotonic()
         event = Event(number, self.total, state.step, state, info, record)
         stop = any([callback(event) is True for callback in self.listeners])  # a list, so that every callback is called
-        return self.may_stop and run.shard.ranks.agree(stop)  # asking takes longer than a short epoch
+        return self.watched and run.shard.ranks.agree(stop)
