@@ -93,7 +93,7 @@ class Forest(Method):
 
 
 class CalibratedForest(_Estimator):
-    """A random forest with the noise of its out-of-bag residuals, or calibrated by five folds."""
+    """A random forest with the noise of its out-of-bag residuals, or calibrated by five folds, fewer if a class is rare."""
 
     def estimator(self, y: np.ndarray) -> Any:
         """Return the forest."""
@@ -102,8 +102,9 @@ class CalibratedForest(_Estimator):
 
         if self.regression:
             return RandomForestRegressor(_TREES, oob_score=True, random_state=self.seed)
-        kind = "isotonic" if len(y) >= _ISOTONIC else "sigmoid"
-        return CalibratedClassifierCV(RandomForestClassifier(_TREES, random_state=self.seed), method=kind, cv=FOLDS)
+        kind: Any = "isotonic" if len(y) >= _ISOTONIC else "sigmoid"
+        folds = min(FOLDS, int(np.unique(y, return_counts=True)[1].min()))  # each has a row of every class
+        return CalibratedClassifierCV(RandomForestClassifier(_TREES, random_state=self.seed), method=kind, cv=folds)
 
     def noise(self, X: np.ndarray, y: np.ndarray) -> float:
         """Return the spread of the residuals of each row in the trees that did not see it."""
