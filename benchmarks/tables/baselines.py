@@ -93,7 +93,7 @@ class Forest(Method):
 
 
 class CalibratedForest(_Estimator):
-    """A random forest with the noise of its out-of-bag residuals, or calibrated by five folds, fewer if a class is rare."""
+    """A random forest with the noise of its out-of-bag residuals, or calibrated by at most five folds."""
 
     def estimator(self, y: np.ndarray) -> Any:
         """Return the forest."""
