@@ -243,3 +243,14 @@ def test_classes_have_sobol_averages() -> None:
     found = tb.loo(posterior, (inputs, labels))
     assert -80 < found.elpd < float(found.lpd_N.sum())
     assert 0 < found.p_loo < 9
+
+
+def test_batches_may_be_padded_to_different_lengths() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
+    tokens = tb.Model(network, tb.likelihoods.Categorical(ignore_index=-100), tb.priors.Normal(1.0))
+    draws = tb.Draws(tokens, 0.1 * torch.randn(1, 400, tokens.layout.size))
+    inputs, targets = torch.randint(5, (6, 4)), torch.randint(3, (6, 4))
+    padded = nn.functional.pad(inputs, (0, 2)), nn.functional.pad(targets, (0, 2), value=-100)
+    plain, longer = (tb.loo(draws, [(inputs[:3], targets[:3]), (t[3:], y[3:])]) for t, y in ((inputs, targets), padded))
+    assert torch.allclose(plain.elpd_N, longer.elpd_N)

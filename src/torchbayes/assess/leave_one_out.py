@@ -175,8 +175,9 @@ def loo(
     if refit is not None and len(estimate.untrusted):
         estimate = _refitted(estimate, model, data, refit)
     warn_of(estimate.problems, "this leave-one-out estimate")
-    parts = zip(*(tensors_of(batch.targets) for batch in rows), strict=True)
-    return replace(estimate, targets=tuple(checksum(torch.cat(part).float().flatten().cpu()) for part in parts))
+    # flat, as batches may be padded to different lengths
+    targets = zip(*([t.flatten().float().cpu() for t in tensors_of(batch.targets)] for batch in rows), strict=True)
+    return replace(estimate, targets=tuple(checksum(torch.cat(flat)) for flat in targets))
 
 
 def _rows(model: Model, data: Any) -> list[Batch]:
