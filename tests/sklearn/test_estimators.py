@@ -193,13 +193,29 @@ def test_scikit_learn_composes_them(kind):
     frame, targets = NUMBERS, TARGETS_OF[kind]
     pipeline = make_pipeline(StandardScaler(), kind())
     assert cross_val_score(pipeline, frame, targets, cv=2).shape == (2,)
-    short = tb.MAP(epochs=1)
-    search = GridSearchCV(kind(), {"method": [short, QUICK]}, cv=2).fit(frame, targets)
-    assert search.best_params_["method"] == QUICK
+    search = GridSearchCV(kind(), {"method__epochs": [1, QUICK.epochs]}, cv=2).fit(frame, targets)
+    assert search.best_params_["method__epochs"] == QUICK.epochs
     importance: Any = permutation_importance(search.best_estimator_, frame, targets, n_repeats=2, random_state=0)
     assert importance.importances_mean.argmax() == 0
     copy: Any = clone(kind())
     assert copy.get_params() == kind().get_params()
+
+
+def test_settings_of_a_method_are_parameters():
+    of = regressor()
+    assert of.get_params()["method__optimizer__lr"] == QUICK.optimizer.lr
+    of.set_params(method=tb.SWAG(), method__members=3, method__optimizer__lr=0.02, random_state=1)
+    assert of.method == tb.SWAG(members=3, optimizer=tb.Adam(0.02))
+    copy: Any = clone(of)
+    assert (of.random_state, copy.get_params()) == (1, of.get_params())
+    with pytest.raises(ValueError, match=r"`method` has no setting 'epoch'\. Did you mean epochs"):
+        of.set_params(method__epoch=3)
+    with pytest.raises(ValueError, match="`optimizer` has no setting 'rate'"):
+        of.set_params(method__optimizer__rate=3)
+    with pytest.raises(ValueError, match="Invalid parameter 'methods'"):
+        of.set_params(methods__epochs=3)
+    with pytest.raises(ValueError, match="`method` is 'auto', which has no settings such as 'epochs'"):
+        BayesianRegressor().set_params(method__epochs=3)
 
 
 def test_probabilities_give_a_calibration_curve():
@@ -267,7 +283,8 @@ def test_perceptrons_keep_their_settings_in_files(tmp_path):
 def test_new_values_are_taken_as_none_and_polars_as_pandas():
     of = fitted(regressor)
     new = FRAME[:1].assign(town="Trier", a=np.nan)
-    assert np.isfinite(of.predict(new)).all()
+    with pytest.warns(UserWarning, match=r"'town' that no training row has \(Trier\), taken as none of its values: 1"):
+        assert np.isfinite(of.predict(new)).all()
     polars = pytest.importorskip("polars")
     lists = FRAME.astype({"size": str}).to_dict("list")
     frame = polars.DataFrame({name: [None if pd.isna(v) else v for v in values] for name, values in lists.items()})
@@ -278,7 +295,8 @@ def test_flags_may_be_missing_in_new_rows_alone():
     of = fitted(regressor)
     new = FRAME[:3].assign(sold=pd.array([True, None, False], dtype="boolean"))
     expected = of.predict(FRAME[:3].assign(sold=[True, FRAME["sold"].median() > 0, False]))
-    assert np.array_equal(of.predict(new), expected)
+    with pytest.warns(UserWarning, match="Missing values of 'sold' that are taken for the median, 1: 1"):
+        assert np.array_equal(of.predict(new), expected)
 
 
 HOSTILE = {

@@ -221,6 +221,9 @@ def test_bad_settings_are_refused_in_words(name):
 
 def test_new_groups_have_no_bound():
     of = regressor(conformal=Split(groups="town")).fit(FRAME, TARGETS)
-    with pytest.warns(tb.ProblemWarning, match="no calibration row is of group Trier"):
+    with (
+        pytest.warns(UserWarning, match=r"'town' that no training row has \(Trier\)"),
+        pytest.warns(tb.ProblemWarning, match="no calibration row is of group Trier"),
+    ):
         ends = of.predict_interval(FRAME[:2].assign(town=["Trier", "Ulm"]))
     assert torch.from_numpy(ends).isinf().all(1).tolist() == [True, False]

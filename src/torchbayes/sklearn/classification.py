@@ -87,6 +87,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probabilities of the classes, (B, K), in the order of `classes_`.
 
+        A category that no training row has is taken as none of the known ones, and a value that is missing where none
+        was as the median, with a warning.
+
         Raises:
             ValueError: if the columns are not those of the training rows.
         """

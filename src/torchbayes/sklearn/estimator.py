@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,7 @@ from torch import nn
 
 from torchbayes.catalogue.models import build_likelihood, data_for, likelihood_outputs
 from torchbayes.catalogue.tables import HIDDEN
-from torchbayes.checks import check_flags, check_function, check_kind, optional
+from torchbayes.checks import check_flags, check_function, check_kind, nearest, optional, seen
 from torchbayes.conformal.conformal import Conformal
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
@@ -94,6 +95,29 @@ class BayesianEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters; if `deep` also settings of them, such as `method__epochs`, as `set_params` takes them.
+
+        A grid search may so vary settings of the method, the likelihood or the prior.
+        """
+        params = super().get_params(deep)
+        if deep:
+            params |= {f"{name}__{key}": value for name, of in [*params.items()] for key, value in settings_of(of)}
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, or settings of them, such as `method__epochs=20`.
+
+        Raises:
+            ValueError: if there is no such parameter or setting.
+        """
+        nested: dict[str, dict[str, Any]] = {}
+        for name in [name for name in params if "__" in name]:
+            outer, _, key = name.partition("__")
+            nested.setdefault(outer, {})[key] = params.pop(name)
+        super().set_params(**params, **{name: None for name in nested if not hasattr(self, name)})  # raises for these
+        return super().set_params(**{name: changed(name, getattr(self, name), to) for name, to in nested.items()})
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Infer the posterior over the weights of the network, which depends on the rows but not on their order.
@@ -229,6 +253,33 @@ class BayesianEstimator(BaseEstimator):
     @abstractmethod
     def _data(self, training: Training) -> Data:
         """Return training rows as a data set."""
+
+
+def settings_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a method, a likelihood or another such object, and theirs: `optimizer__lr`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            if field.init:
+                inner = getattr(value, field.name)
+                yield field.name, inner
+                yield from ((f"{field.name}__{name}", each) for name, each in settings_of(inner))
+
+
+def changed(name: str, value: Any, settings: dict[str, Any]) -> Any:
+    """Return an object such as a method with other settings; `optimizer__lr` is one of its optimizer."""
+    known, outer = dict(settings_of(value)), dict[str, Any]()
+    for key, setting in settings.items():
+        first, nested, rest = key.partition("__")
+        if not known:
+            raise ValueError(
+                f"`{name}` is {seen(value)}, which has no settings such as {first!r}. Give an object first."
+            )
+        if first not in known:
+            raise ValueError(
+                f"`{name}` has no setting {first!r}. {nearest(first, [key for key in known if '__' not in key])}"
+            )
+        outer[first] = changed(first, outer.get(first, known[first]), {rest: setting}) if nested else setting
+    return dataclasses.replace(value, **outer)
 
 
 def checked_rows(

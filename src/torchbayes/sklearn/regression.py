@@ -68,6 +68,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Return the mean of the targets (B,), and their standard deviation (B,) if asked for; (B, K) of several.
 
+        A category that no training row has is taken as none of the known ones, and a value that is missing where none
+        was as the median, with a warning.
+
         Raises:
             ValueError: if the columns are not those of the training rows.
         """

@@ -17,6 +17,7 @@ from torchbayes.data.own.rows import shortened
 from torchbayes.data.own.table import Table, from_frame, missing, of_objects
 from torchbayes.data.own.tabular import odd_numbers
 from torchbayes.networks import ColumnEncoding
+from torchbayes.posteriors.problems import note
 
 FITTED = "the X of the fit"  # in messages
 _COLUMNS = 20_000  # each takes a millisecond
@@ -38,8 +39,11 @@ class Preparation:
         return self.scale.features if isinstance(self.scale, ColumnEncoding) else self.columns.width
 
     def __call__(self, rows: Table) -> Tensor:
-        """Return inputs of the network, float32 (B, D)."""
-        return self.scale(torch.from_numpy(self.columns(rows).values)).float()
+        """Return inputs of the network, float32 (B, D); warn of values that no training row has."""
+        encoded = self.columns(rows)
+        if encoded.unseen:
+            note(" ".join(encoded.unseen))
+        return self.scale(torch.from_numpy(encoded.values)).float()
 
 
 @dataclass(frozen=True)

@@ -211,16 +211,17 @@ class Columns:
             )
         check_memory(8 * len(table) * self.width, "the numbers of the table", rows=len(table))
         values = np.zeros((len(table), self.width))
-        notes, start, outside = [], 0, np.zeros(len(table), dtype=bool)
+        unseen, start, outside = [], 0, np.zeros(len(table), dtype=bool)
         for column in self.columns:
             block = values[:, start : start + column.width]
             start += column.width
-            notes += column.write(table.columns[column.name], block)
+            unseen += column.write(table.columns[column.name], block)
             if column.values is None:
                 outside |= (block[:, 0] < column.low) | (block[:, 0] > column.high)
+        notes = list(unseen)
         if outside.any():
             notes.append(f"Rows outside the range of the training rows in some column: {outside.sum():,}.")
-        return Encoded(values, tuple(notes))
+        return Encoded(values, tuple(notes), tuple(unseen))
 
 
 def fit_columns(

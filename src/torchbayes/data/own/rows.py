@@ -44,6 +44,7 @@ class Encoded(NamedTuple):
 
     values: np.ndarray  # float64 (rows, features), or uint8 (rows, channels, height, width) for images
     notes: tuple[str, ...] = ()  # what had to be done to these rows, in sentences
+    unseen: tuple[str, ...] = ()  # those of them on values that no training row has and the model cannot tell apart
 
 
 Encoder = Callable[[Any], Encoded]
