@@ -226,7 +226,18 @@ def test_extreme_activations_neither_overflow_nor_lose_digits():
         assert isinstance(kernel_of(model), DenseModel)
         outputs = tb.Point(model, torch.tensor([[1.0, 0.0, 1.0, 0.0]])).functions()(z[:, None])[0, :, 0]
         right = kind()(z.double())
-        assert_close(outputs[right != -torch.inf], right, rtol=5e-7, atol=1e-37)
+        assert_close(outputs[right != -torch.inf], right, rtol=5e-7, atol=1e-36)  # sigmoid(−88) is not a normal number
+
+
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+def test_numbers_too_small_to_be_normal_are_zero_in_the_kernel_alone(threads: int):
+    model = Model(nn.Linear(1, 1, bias=False), likelihoods.Gaussian(1.0), priors.Flat())
+    tiny_MD = torch.full((threads, 1), 1e-39)
+    data = Batch(torch.full((threads, 1, 1), 1e38), torch.ones(threads, 1, 1))
+    value = LogDensity(model, 1, plan="native")(tiny_MD, data)
+    assert_close(value.log_density, torch.full((threads,), -0.5 - 0.5 * math.log(2 * math.pi)), rtol=1e-7)
+    assert (tiny_MD * 0.5).count_nonzero() == threads
+    assert torch.full((100_000,), 1e-39).mul(0.5).count_nonzero() == 100_000  # by all threads of PyTorch
 
 
 def test_extreme_logits_give_a_finite_likelihood():

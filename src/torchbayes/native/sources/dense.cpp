@@ -313,6 +313,7 @@ int64_t evenly(const Network& net, const Rows& rows, int64_t count, int64_t time
 template <typename T>
 double passes(const Network& net, const T* weights, const T* inputs, const void* targets, int64_t count,
               const Rows& rows, T scale, T* gradient, const Spread<T>* spread) {
+  const Flushed flushed;
   const int64_t chunk = evenly<T>(net, rows, count, spread ? 2 : 1);
   if (net.stages) {
     front<T>().prepare(net.stage, net.stages, rows.height, rows.width, chunk, spread);
@@ -658,6 +659,7 @@ void predict(const Network& net, const Rows& rows, const Space* space, int64_t m
              int64_t stride, T* outputs, int threads) {
   const int64_t width = net.widths[net.layers];
   const auto one = [&](int64_t m, int64_t from, int64_t to) {
+    const Flushed flushed;
     Workspace<T>& work = workspace<T>();
     const T* own = weights_at(net, space, weights + m * stride, 1);
     const T* inputs = static_cast<const T*>(rows.inputs) + m * rows.input_stride;
