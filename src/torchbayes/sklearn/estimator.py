@@ -97,7 +97,7 @@ class BayesianEstimator(BaseEstimator):
         return tags
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the parameters; if `deep` also settings of them, such as `method__epochs`, as `set_params` takes them.
+        """Return the parameters; if `deep` also settings of them, "method__epochs" the epochs of the method, and so on.
 
         A grid search may so vary settings of the method, the likelihood or the prior.
         """
@@ -107,7 +107,7 @@ class BayesianEstimator(BaseEstimator):
         return params
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters, or settings of them, such as `method__epochs=20`.
+        """Set parameters, or settings of them: "method__epochs" is the number of epochs of the method.
 
         Raises:
             ValueError: if there is no such parameter or setting.
