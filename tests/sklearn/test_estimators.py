@@ -70,12 +70,15 @@ def test_the_order_of_rows_changes_nothing(kind):
 
 
 @each
-def test_a_row_gives_the_same_numbers_whatever_other_rows_there_are(kind):
-    whole = fitted(kind)
-    name = "predict" if kind is regressor else "predict_proba"
-    expected = getattr(whole, name)(FRAME)
-    for rows in (slice(0, 1), slice(3, 50), [5, 5, 80]):
-        assert np.array_equal(getattr(whole, name)(FRAME.iloc[rows]), expected[rows])
+@pytest.mark.filterwarnings("ignore:Missing values of 'a'")  # which are all among the rows that are held out
+@pytest.mark.parametrize("conformal", [None, 0.8])
+def test_a_row_gives_the_same_numbers_whatever_other_rows_there_are(kind, conformal):
+    of: Any = kind(method=tb.SWAG(epochs=4, batch_size=32), conformal=conformal).fit(FRAME, TARGETS_OF[kind])
+    interval = (of.predict_interval,) if kind is regressor else (of.predict_proba, of.predict_set)
+    for verb in (of.predict, *interval):
+        expected = verb(FRAME)
+        for rows in (slice(0, 1), slice(3, 50), [5, 5, 80], np.random.default_rng(1).permutation(N)):
+            assert np.array_equal(verb(FRAME.iloc[rows]), expected[rows])
 
 
 @each

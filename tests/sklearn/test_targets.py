@@ -11,7 +11,9 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes import sklearn as estimators
+from torchbayes.predictive.mixture import some_rows
 from torchbayes.sklearn import BayesianClassifier, BayesianMLPRegressor, BayesianRegressor
+from torchbayes.sklearn.estimator import average_blocks
 
 QUICK = tb.MAP(members=2, epochs=12, batch_size=32, optimizer=tb.Adam(0.01))
 RNG = np.random.default_rng(0)
@@ -51,8 +53,8 @@ def test_the_distribution_is_a_mixture_of_independent_targets():
     rows, truth = INPUTS[:9], TARGETS[:9] * UNITS[0] + UNITS[1]
     distribution = OF.predict_dist(rows)
     assert (distribution.batch_shape, distribution.event_shape) == ((9,), (3,))
-    (block,) = OF._blocks(rows)
-    parts = block.distribution
+    ((block, _),) = average_blocks(OF, rows)
+    parts = some_rows(block, slice(9)).distribution
     loc, scale = (getattr(parts, name).double() * OF.target_units_.scale for name in ("loc", "scale"))
     each = torch.distributions.Normal(loc + OF.target_units_.mean, scale).log_prob(torch.tensor(truth))
     expected = each.sum(-1).logsumexp(0) - np.log(len(each))

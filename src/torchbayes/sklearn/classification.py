@@ -93,7 +93,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             ValueError: if the columns are not those of the training rows.
         """
-        probs = joined_blocks(self._blocks(X), _probs)
+        probs = joined_blocks(self, X, _probs)
         return probs / probs.sum(1, keepdims=True)
 
     def predict(self, X: Any) -> np.ndarray:
@@ -125,8 +125,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """
         check_is_fitted(self)
         if self.conformal_ is not None:
-            blocks = calibrated_blocks(self, X, coverage)
-            return np.concatenate([class_sets(of, block, **rows, start=start) for of, block, rows, start in blocks])
+            return calibrated_blocks(self, X, class_sets, coverage=coverage)
         level = 0.9 if coverage is None else coverage
         check_coverage(coverage=level)
         probs = torch.from_numpy(self.predict_proba(X))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -19,18 +18,17 @@ from torch import nn
 
 from torchbayes.catalogue.models import build_likelihood, data_for, likelihood_outputs
 from torchbayes.catalogue.tables import HIDDEN
-from torchbayes.checks import check_flags, check_function, check_kind, nearest, optional, seen
-from torchbayes.conformal.conformal import Conformal
+from torchbayes.checks import check_flags, check_function, check_kind, optional
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import build, mlp
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.mixture import some_rows
 from torchbayes.predictive.predict import as_source, predict
 from torchbayes.selection.fit import fit
 from torchbayes.sklearn.automatic import is_automatic, method_of, prior_of
 from torchbayes.sklearn.intervals import Split, calibrated, groups_of, parted, split_of
+from torchbayes.sklearn.parameters import changed, settings_of
 from torchbayes.sklearn.tables import Training, as_table, is_frame, joined, prepared
 
 if TYPE_CHECKING:
@@ -136,7 +134,7 @@ class BayesianEstimator(BaseEstimator):
             ValueError: if there are too few rows, a number is infinite, or no column can be an input.
         """
         with unchanged_where_it_fails(self):
-            return self._fit(self._given(X, y, sample_weight, reset=True))
+            return self._fit(given_rows(self, X, y, sample_weight=sample_weight, reset=True))
 
     def partial_fit(self, X: Any, y: Any, *, sample_weight: Any = None) -> Self:
         """Infer the posterior given all rows so far, those of the calls before and these.
@@ -156,7 +154,7 @@ class BayesianEstimator(BaseEstimator):
         if not first and not hasattr(self, "_rows"):
             raise ValueError("The rows of the fit were not saved with it. Fit all rows anew.")
         with unchanged_where_it_fails(self):
-            given = self._given(X, y, sample_weight, reset=first, least=1 + first)
+            given = given_rows(self, X, y, sample_weight=sample_weight, reset=first, least=1 + first)
             return self._fit(given if first else self._rows.with_more(given))
 
     def report(self, X: Any, y: Any) -> Page:
@@ -178,23 +176,14 @@ class BayesianEstimator(BaseEstimator):
         """
         from torchbayes.sklearn.page import page_of
 
+        check_is_fitted(self)
         with threads(self.n_jobs):
-            return page_of(self, X, y)
+            return page_of(self, X, y, given=given_rows(self, X, y, reset=False))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but the training rows, which may be many, and nobody else's business."""
         state: Any = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_rows"}
-
-    def _given(self, X: Any, y: Any, sample_weight: Any, *, reset: bool, least: int = 2) -> Given:
-        """Return checked training rows."""
-        table, y = checked_rows(self, X, y, reset=reset, least=least)
-        targets = self._checked_targets(y)
-        check_consistent_length(X, targets)
-        weights = None
-        if sample_weight is not None:
-            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        return Given(table, targets, weights)
 
     def _fit(self, given: Given) -> Self:
         began = time.perf_counter()
@@ -228,20 +217,6 @@ class BayesianEstimator(BaseEstimator):
         self._rows, self.fit_seconds_ = given, time.perf_counter() - began
         return self
 
-    def _blocks(self, X: Any) -> Iterator[Predictive]:
-        """Yield the model average at successive blocks of rows.
-
-        Each block has the same number of rows while it goes through the networks, so that a row gives the same numbers,
-        bit for bit, whatever other rows there are.
-        """
-        check_is_fitted(self)
-        inputs = self.preparation_(checked_rows(self, X, reset=False)[0])
-        source = as_source(self.posterior_, None, self.seed_)
-        with threads(self.n_jobs):
-            for block in inputs.split(_BLOCK):
-                filled = torch.cat([block, block[-1:].expand(_BLOCK - len(block), -1)])
-                yield some_rows(predict(source, filled, chunk_size=_BLOCK), slice(len(block)))
-
     @abstractmethod
     def _checked_targets(self, y: Any) -> np.ndarray:
         """Return targets (N,), or (N, K) of several."""
@@ -253,33 +228,6 @@ class BayesianEstimator(BaseEstimator):
     @abstractmethod
     def _data(self, training: Training) -> Data:
         """Return training rows as a data set."""
-
-
-def settings_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a method, a likelihood or another such object, and theirs: `optimizer__lr`."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            if field.init:
-                inner = getattr(value, field.name)
-                yield field.name, inner
-                yield from ((f"{field.name}__{name}", each) for name, each in settings_of(inner))
-
-
-def changed(name: str, value: Any, settings: dict[str, Any]) -> Any:
-    """Return an object such as a method with other settings; `optimizer__lr` is one of its optimizer."""
-    known, outer = dict(settings_of(value)), dict[str, Any]()
-    for key, setting in settings.items():
-        first, nested, rest = key.partition("__")
-        if not known:
-            raise ValueError(
-                f"`{name}` is {seen(value)}, which has no settings such as {first!r}. Give an object first."
-            )
-        if first not in known:
-            raise ValueError(
-                f"`{name}` has no setting {first!r}. {nearest(first, [key for key in known if '__' not in key])}"
-            )
-        outer[first] = changed(first, outer.get(first, known[first]), {rest: setting}) if nested else setting
-    return dataclasses.replace(value, **outer)
 
 
 def checked_rows(
@@ -301,28 +249,59 @@ def checked_rows(
     return as_table(X), y
 
 
-def joined_blocks(blocks: Iterable[Predictive], values: Callable[[Predictive], Any]) -> np.ndarray:
-    """Return what `values` gives of the model average at successive blocks of rows, for all rows."""
-    return np.concatenate([np.asarray(values(block)) for block in blocks])
+def given_rows(
+    estimator: BayesianEstimator, X: Any, y: Any, *, sample_weight: Any = None, reset: bool, least: int = 2
+) -> Given:
+    """Return checked training rows."""
+    table, y = checked_rows(estimator, X, y, reset=reset, least=least)
+    targets = estimator._checked_targets(y)
+    check_consistent_length(X, targets)
+    weights = None
+    if sample_weight is not None:
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    return Given(table, targets, weights)
+
+
+def average_blocks(estimator: BayesianEstimator, X: Any) -> Iterator[tuple[Predictive, int]]:
+    """Yield the model average at successive blocks of rows, and how many of its rows are those of X.
+
+    Each block has the same number of rows, so that a row gives the same numbers, bit for bit, whatever other rows there
+    are: sums over draws round in another way where there are fewer rows. The last block is filled with its last row.
+    """
+    check_is_fitted(estimator)
+    inputs = estimator.preparation_(checked_rows(estimator, X, reset=False)[0])
+    source = as_source(estimator.posterior_, None, estimator.seed_)
+    with threads(estimator.n_jobs):
+        for block in inputs.split(_BLOCK):
+            filled = torch.cat([block, block[-1:].expand(_BLOCK - len(block), -1)])
+            yield predict(source, filled, chunk_size=_BLOCK), len(block)
+
+
+def joined_blocks(estimator: BayesianEstimator, X: Any, values: Callable[[Predictive], Any]) -> np.ndarray:
+    """Return what `values` gives of the model average at blocks of rows, for all rows."""
+    return np.concatenate([np.asarray(values(block))[:count] for block, count in average_blocks(estimator, X)])
 
 
 def calibrated_blocks(
-    estimator: BayesianEstimator, X: Any, coverage: float | None
-) -> Iterator[tuple[Conformal, Predictive, dict[str, Any], int]]:
-    """Yield the calibration, at this coverage if it is given, and of each block its average, and what its rows are.
+    estimator: BayesianEstimator, X: Any, values: Callable[..., Any], *, coverage: float | None
+) -> np.ndarray:
+    """Return what `values` gives of the calibration, at this coverage if it is given, at blocks of rows, for all rows.
 
-    These are its groups and weights, as `Conformal` takes them, and the number of its first row.
+    It takes the calibration, the average of a block, groups and weights of its rows as `Conformal` does, and the number
+    of its first row.
     """
-    conformal, groups, start = estimator.conformal_, None, 0
+    conformal, groups, parts, start = estimator.conformal_, None, [], 0
     if coverage is not None and coverage != conformal.coverage:
         conformal = conformal.at(coverage, confidence=conformal.confidence)
     if conformal.rows.in_groups:
         groups = groups_of(checked_rows(estimator, X, reset=False)[0], estimator.split_.groups)
-    for block in estimator._blocks(X):
-        rows = slice(start, start + block.outputs_SBK.shape[1])
-        weights = None if conformal.rows.weights_N is None else np.ones(rows.stop - start)
-        yield conformal, block, {"groups": None if groups is None else groups[rows], "weights": weights}, start
-        start = rows.stop
+    weights = None if conformal.rows.weights_N is None else np.ones(_BLOCK)
+    for block, count in average_blocks(estimator, X):
+        numbers = np.arange(start, start + _BLOCK).clip(max=start + count - 1).tolist()
+        of_rows = {"groups": None if groups is None else [groups[number] for number in numbers], "weights": weights}
+        parts.append(np.asarray(values(conformal, block, start=start, **of_rows))[:count])
+        start += count
+    return np.concatenate(parts)
 
 
 def model_of(estimator: BayesianEstimator) -> Model:

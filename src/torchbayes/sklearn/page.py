@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 
 from torchbayes.assess.baselines import warnings_of
 from torchbayes.assess.columns.table import predictor
@@ -24,14 +23,19 @@ from torchbayes.sklearn.intervals import model_targets
 _UNITS = "targets [standard deviations]"  # of several targets, each of which has a unit
 
 
-def page_of(estimator: Any, X: Any, y: Any) -> Page:
-    """Return the page about an estimator; `BayesianEstimator.report` says more."""
-    check_is_fitted(estimator)
+def page_of(estimator: Any, X: Any, y: Any, *, given: Any) -> Page:
+    """Return the page about an estimator; `BayesianEstimator.report` says more.
+
+    Args:
+        estimator: which is fitted.
+        X: rows, at least 2.
+        y: their targets.
+        given: both, checked.
+    """
     if not hasattr(estimator, "_rows"):
         raise ValueError(
             "a page compares with the training rows, which neither a saved nor a pickled estimator holds. Fit it again."
         )
-    given = estimator._given(X, y, None, reset=False)
     data, known = _data(estimator, given, _name(y)), estimator._rows
     posterior, preparation, units = estimator.posterior_, estimator.preparation_, data.target_standardise
     functions = preferred(posterior, seed=estimator.seed_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ from sklearn.utils.validation import assert_all_finite, check_is_fitted
 from torch import Tensor, distributions
 
 from torchbayes.checks import as_numbers, check_counts
+from torchbayes.conformal.conformal import Conformal
 from torchbayes.conformal.ranks import check_coverage
 from torchbayes.data.base import Data, Pair, Standardise
 from torchbayes.data.own.columns import check_size
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
-from torchbayes.sklearn.estimator import BayesianEstimator, Given, calibrated_blocks, joined_blocks
+from torchbayes.predictive.mixture import some_rows
+from torchbayes.sklearn.estimator import BayesianEstimator, Given, average_blocks, calibrated_blocks, joined_blocks
 from torchbayes.sklearn.intervals import model_targets
 from torchbayes.sklearn.tables import Training
 
@@ -74,7 +77,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             ValueError: if the columns are not those of the training rows.
         """
-        both = joined_blocks(self._blocks(X), _mean_and_std)
+        both = joined_blocks(self, X, _mean_and_std)
         mean, std = self._raw(both[..., 0]), self._raw(both[..., 1], shifted=False)
         return (mean, std) if return_std else mean
 
@@ -87,7 +90,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             ValueError: if a level is not in (0, 1).
         """
         levels_Q = as_numbers("levels", levels)
-        quantiles = joined_blocks(self._blocks(X), lambda average: _quantiles(average, levels_Q.reshape(-1)))
+        quantiles = joined_blocks(self, X, lambda average: _quantiles(average, levels_Q.reshape(-1)))
         return self._raw(quantiles[..., 0] if levels_Q.ndim == 0 else quantiles)
 
     def predict_interval(self, X: Any, coverage: float | None = None) -> np.ndarray:
@@ -108,9 +111,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         if self.conformal_ is None:
             level = 0.9 if coverage is None else coverage
             check_coverage(coverage=level)
-            return self._raw(joined_blocks(self._blocks(X), lambda average: _ends(average.interval(level))))
-        blocks = calibrated_blocks(self, X, coverage)
-        return self._raw(np.concatenate([_ends(of.intervals(block, **rows)) for of, block, rows, _ in blocks]))
+            return self._raw(joined_blocks(self, X, lambda average: _ends(average.interval(level))))
+        return self._raw(calibrated_blocks(self, X, _calibrated_ends, coverage=coverage))
 
     def predict_dist(self, X: Any) -> distributions.Distribution:
         """Return the distribution of the targets, batch shape (B,): a mixture of S parts of equal weight.
@@ -120,7 +122,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             KeyError: if the distribution of a likelihood of your own has no parameters `loc` and `scale`.
         """
-        parts = [_components(average) for average in self._blocks(X)]
+        parts = [_components(some_rows(average, slice(count))) for average, count in average_blocks(self, X)]
         kind, places = parts[0][0], [names for _, names in parts]
         numbers = {name: torch.cat([names[name] for names in places]) for name in places[0]}
         if (units := self.target_units_) is not None:
@@ -136,9 +138,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """Return targets drawn at each row, (B, n_samples); of several targets (B, K, n_samples)."""
         check_counts(n_samples=n_samples)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
-        blocks = enumerate(self._blocks(X))
-        drawn = [average.sample(n_samples, seed=seed + number).movedim(0, -1).double() for number, average in blocks]
-        return self._raw(torch.cat(drawn).numpy())
+        numbers = itertools.count(seed)
+        return self._raw(joined_blocks(self, X, lambda average: _drawn(average, n_samples, next(numbers))))
 
     def _raw(self, values: np.ndarray, *, shifted: bool = True) -> np.ndarray:
         """Return numbers (B, K, ...) in the units of the targets; without the axis K if there is one target."""
@@ -183,6 +184,15 @@ def _mean_and_std(average: Predictive) -> Tensor:
 
 def _ends(interval: tuple[Tensor, Tensor]) -> Tensor:
     return torch.stack(interval, dim=-1).double()
+
+
+def _calibrated_ends(conformal: Conformal, average: Predictive, *, start: int, **of_rows: Any) -> Tensor:
+    del start
+    return _ends(conformal.intervals(average, **of_rows))
+
+
+def _drawn(average: Predictive, n_samples: int, seed: int) -> Tensor:
+    return average.sample(n_samples, seed=seed).movedim(0, -1).double()
 
 
 def _quantiles(average: Predictive, levels_Q: Tensor) -> Tensor:
