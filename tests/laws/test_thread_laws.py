@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.laws.cases import everything, normal
+from tests.methods.adapters.adapted import Adapted
 from torchbayes.catalogue.methods import classes, small
 from torchbayes.networks import DropConnect
 from torchbayes.randomness.generators import drawing_under
@@ -93,6 +94,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "attention with dropout": lambda: Attending(0.2),
     "noise": Noisy,
     "drop connect": lambda: nn.Sequential(DropConnect(nn.Linear(4, 6)), Pause(), nn.Tanh(), nn.Linear(6, CLASSES)),
+    "adapted": lambda: nn.Sequential(Adapted(4, 6, rank=2).float(), Pause(), nn.Linear(6, CLASSES)),
     "rates": lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, CLASSES)),
 }
 
@@ -136,6 +138,7 @@ FITS: list[tuple[str, str]] = [
     ("FGE", "attention"),
     ("Snapshots", "convolution"),
     ("BSAM", "batch norm"),
+    ("TFB", "adapted"),
 ]
 TRAINED = {"epochs": 1, "batch_size": 8, "plan": "loop"}
 SAMPLED = {"steps": 3, "burn_in": 1, "thin": 1, "batch_size": 8, "plan": "loop"}

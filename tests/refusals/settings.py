@@ -145,6 +145,17 @@ METHODS = {
         tb.Laplace,
         wrong={**_CURVED, "prior": POSITIVE, "rank": COUNT, "passes": COUNT, "check_mode": FLAG, "members": COUNT},
     ),
+    "TFB": Case(
+        tb.TFB,
+        wrong={
+            "tolerance": POSITIVE,
+            "largest": POSITIVE,
+            "passes": COUNT,
+            "draws": COUNT,
+            "batch_size": COUNT,
+            "members": COUNT,
+        },
+    ),
     "OnlineLaplace": Case(
         tb.OnlineLaplace,
         wrong={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torchbayes.catalogue.entries import Look, MethodEntry
 from torchbayes.catalogue.usual import budgeted
+from torchbayes.methods.adapters.tfb import TFB
 from torchbayes.methods.cycles.fge import FGE
 from torchbayes.methods.cycles.snapshots import Snapshots
 from torchbayes.methods.ep.pbp import PBP
@@ -89,6 +90,17 @@ VARIATIONAL = (
         predicts="linearised",
         parts="last layer",
         cost="One training run, and one forward pass per prediction.",
+    ),
+    MethodEntry(
+        "tfb",
+        "a Gaussian around trained low-rank adapters, as wide as the loss on the training rows bears",
+        TFB,
+        label="TFB",
+        look=Look("#6c584c", "<"),
+        also=("training_free_bayesianization",),
+        start="single",
+        predicts="drawn",
+        cost="Some passes over the rows with ten draws each, and a forward pass for each function drawn.",
     ),
     MethodEntry(
         "pbp",

@@ -122,17 +122,18 @@ class LogDensity:
         value_M, log_likelihood_M = _scaled(self, _ONES, weights_MD, batch, buffers, seeds, gradient_MD)
         return Value(value_M, gradient_MD, log_likelihood_M)
 
-    def value(self, weights_MD: Tensor, batch: Batch | None = None) -> ValueOnly:
+    def value(self, weights_MD: Tensor, batch: Batch | None = None, *, buffers: Buffers | None = None) -> ValueOnly:
         """Return the log density of each member, the same number as a call gives, without the backward pass.
 
         Args:
             weights_MD: tensor (M, D).
             batch: as in a call.
+            buffers: as in a call.
 
         Returns:
             `ValueOnly(log_density, log_likelihood)`, each (M,).
         """
-        return ValueOnly(*_scaled(self, _ONES, weights_MD, batch))
+        return ValueOnly(*_scaled(self, _ONES, weights_MD, batch, buffers))
 
     def loss(
         self,

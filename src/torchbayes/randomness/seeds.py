@@ -68,6 +68,7 @@ class Purpose(enum.IntEnum):
     LAYER_MASKS = 115  # what the network draws in such a pass
     LAYER_TRIAL = 116  # while its layers are found
     VARIATIONAL_MASKS = 117  # what the network draws at weights of a step
+    ADAPTER = 118  # noise around an adapter, the same for every standard deviation
     # priors, posteriors and predictives
     PRIOR = 21
     DISTRIBUTION = 22  # a prior that is a torch Distribution
