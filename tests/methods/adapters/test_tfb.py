@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.laws.cases import assert_same_tensors, everything
+from tests.laws.test_method_laws import break_after, keep_every
 from tests.methods.adapters.adapted import Adapted
 from tests.oracles import assert_close, normal
 from torch import Tensor, nn
@@ -115,6 +117,19 @@ def test_members_are_searched_alone():
     alone = tb.fit(model, data, TFB(batch_size=ROWS), start=tb.Point(model, weights_MD[:1]))
     assert_close(variance(both)[:1], variance(alone), rtol=1e-10)
     assert not torch.equal(variance(both)[0], variance(both)[1])
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    network = Adapted()
+    data, model, method = regression(network), model_of(network), TFB(batch_size=64)
+    expected = tb.fit(model, data, method, start=network)
+    keep_every(monkeypatch, 10)
+    with monkeypatch.context() as inside:
+        break_after(inside, TFB, 13)  # in the fourth pass of four batches
+        with pytest.raises(KeyboardInterrupt):
+            tb.fit(model, data, method, start=network, directory=tmp_path)
+    resumed = tb.fit(model, data, method, start=network, directory=tmp_path, resume=True)
+    assert_same_tensors(everything(resumed), everything(expected))
 
 
 @pytest.mark.filterwarnings("default::torchbayes.ProblemWarning")
