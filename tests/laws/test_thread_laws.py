@@ -103,6 +103,7 @@ STUDIES = {"SWA", "FGE", "Snapshots", "Simplex", "HMC", "MALA", "SGLD", "Repulsi
 STUDIES |= {"MAMS", "UnderdampedLangevin", "MCLMC", "EllipticalSlice", "OnlineLaplace", "BSAM", "SVGD", "MNF", "SMILE"}
 STUDIES |= {"SWAG", "Curve", "RandomWalk", "MILE", "VI", "NormalizingFlow", "VBLL", "MCBatchNorm"}
 STUDIES |= {"SGNHT", "SGHMC"}  # which answers in threads below
+STUDIES |= {"BLoB"}  # which descends as VI does
 STUDIES |= {"ConcreteDropout"}  # which masks as MCDropout does
 FITS: list[tuple[str, str]] = [
     ("MAP", "recurrent"),
@@ -139,6 +140,7 @@ FITS: list[tuple[str, str]] = [
     ("Snapshots", "convolution"),
     ("BSAM", "batch norm"),
     ("TFB", "adapted"),
+    ("BLoB", "adapted"),
 ]
 TRAINED = {"epochs": 1, "batch_size": 8, "plan": "loop"}
 SAMPLED = {"steps": 3, "burn_in": 1, "thin": 1, "batch_size": 8, "plan": "loop"}

@@ -145,6 +145,17 @@ METHODS = {
         tb.Laplace,
         wrong={**_CURVED, "prior": POSITIVE, "rank": COUNT, "passes": COUNT, "check_mode": FLAG, "members": COUNT},
     ),
+    "BLoB": Case(
+        tb.BLoB,
+        wrong={
+            **_TRAINED,
+            "schedule": _SCHEDULE,
+            "draws": COUNT,
+            "antithetic": FLAG,
+            "initial_scale": POSITIVE,
+            "kl_weight": maybe(POSITIVE),
+        },
+    ),
     "TFB": Case(
         tb.TFB,
         wrong={

@@ -16,6 +16,7 @@ from torchbayes.catalogue.imports import load_path, path_of, registered
 from torchbayes.catalogue.usual import budgeted, laplace, online_laplace
 from torchbayes.catalogue.variational import FLAT, VARIATIONAL
 from torchbayes.checks import seen
+from torchbayes.methods.adapters.blob import BLoB
 from torchbayes.methods.adapters.tfb import TFB
 from torchbayes.methods.curves.curve import Curve
 from torchbayes.methods.curves.simplex import Simplex
@@ -53,10 +54,10 @@ from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAMS", "MAP", "MCLMC", "MILE", "MNF", "NUTS", "PBP", "SGHMC",
-    "SGLD", "SGNHT", "SMILE", "SVGD", "SWA", "SWAG", "TFB", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice",
-    "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
-    "Simplex", "Snapshots", "UnderdampedLangevin",
+    "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAMS", "MAP", "MCLMC", "MILE", "MNF", "NUTS", "PBP", "SGHMC", "SGLD",
+    "SGNHT", "SMILE", "SVGD", "SWA", "SWAG", "TFB", "VBLL", "VI", "BLoB", "ConcreteDropout", "Curve",
+    "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk",
+    "RepulsiveEnsemble", "Simplex", "Snapshots", "UnderdampedLangevin",
 ]
 # fmt: on
 

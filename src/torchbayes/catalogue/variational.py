@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torchbayes.catalogue.entries import Look, MethodEntry
 from torchbayes.catalogue.usual import budgeted
+from torchbayes.methods.adapters.blob import BLoB
 from torchbayes.methods.adapters.tfb import TFB
 from torchbayes.methods.cycles.fge import FGE
 from torchbayes.methods.cycles.snapshots import Snapshots
@@ -90,6 +91,16 @@ VARIATIONAL = (
         predicts="linearised",
         parts="last layer",
         cost="One training run, and one forward pass per prediction.",
+    ),
+    MethodEntry(
+        "blob",
+        "low-rank adapters with one factor normal, the other trained along with it",
+        BLoB,
+        label="BLoB",
+        look=Look("#a44a3f", "h"),
+        also=("bayesian_lora_by_backprop",),
+        predicts="drawn",
+        cost="One training run, and a forward pass for each function drawn.",
     ),
     MethodEntry(
         "tfb",

@@ -29,6 +29,8 @@ from torchbayes.linalg import Dense, Diagonal, LowRankPlusDiagonal, Structure
 from torchbayes.native.process import differentiable
 from torchbayes.posteriors.layers.radial import directions, entropy, lengths, parameter_of
 
+_POINT = -1e4  # log σ of a point: finite, and its exponential is 0 in every dtype
+
 
 class Slopes(NamedTuple):
     """Slopes of the objective, from which a family computes the gradient by its parameters."""
@@ -78,7 +80,12 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class DiagonalFamily:
-    """Independent weights: mean field."""
+    """Independent weights: mean field.
+
+    Where only some weights have a scale the others are points: trained, not random.
+    """
+
+    spread: tuple[slice, ...] = ()  # where the weights are that have a scale; all have one if there are no slices
 
     correlated: ClassVar[bool] = False
 
@@ -88,7 +95,10 @@ class DiagonalFamily:
 
     def start(self, mean_MD: Tensor, scale_MD: Tensor, normals: Callable[[Tensor], Tensor]) -> Tensor:
         """Return parameters (M, 2D)."""
-        return torch.cat([mean_MD, scale_MD.log()], dim=1)
+        log_scale_MD = torch.full_like(mean_MD, _POINT) if self.spread else scale_MD.log()
+        for where in self.spread:
+            log_scale_MD[:, where] = scale_MD[:, where].log()
+        return torch.cat([mean_MD, log_scale_MD], dim=1)
 
     def draw(self, parameters_MP: Tensor, noise_MSE: Tensor) -> Tensor:
         """Return weights μ + σ ∘ ε, (M, S, D)."""
@@ -100,8 +110,11 @@ class DiagonalFamily:
         return parameters_MP.chunk(2, dim=1)[1].mul(2).exp_()
 
     def entropy(self, parameters_MP: Tensor) -> Tensor:
-        """Return Σ log σ + D/2 log 2πe."""
-        return _scales_entropy(parameters_MP.chunk(2, dim=1)[1])
+        """Return Σ log σ + D/2 log 2πe, of the weights that have a scale."""
+        log_scale_MD = parameters_MP.chunk(2, dim=1)[1]
+        if self.spread:
+            log_scale_MD = torch.cat([log_scale_MD[:, where] for where in self.spread], dim=1)
+        return _scales_entropy(log_scale_MD)
 
     def pull(self, parameters_MP: Tensor, noise_MSE: Tensor, slopes: Slopes, *, out: Tensor) -> None:
         """Write the gradient: ∂/∂log σ = σ ∘ (Σ_s g_s ∘ ε_s + 2σ ∘ b) + h.
@@ -117,6 +130,8 @@ class DiagonalFamily:
             torch.sum(slopes.weights_MSD, dim=1, out=by_mean_MD).add_(slopes.mean_MD)
             by_log_scale_MD.copy_(torch.einsum("msd,msd->md", slopes.weights_MSD, noise_MSE))
         by_log_scale_MD.addcmul_(slopes.variance_MD, scale_MD, value=2).mul_(scale_MD).add_(slopes.entropy)
+        if self.spread:
+            by_log_scale_MD.masked_fill_(scale_MD == 0, 0.0)
 
     def covariance(self, parameters_MP: Tensor) -> Diagonal:
         """Return diag(σ²)."""

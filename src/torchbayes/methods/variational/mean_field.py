@@ -38,7 +38,7 @@ class Slope(NamedTuple):
 def takes(drawing: Drawing, density: LogDensity, now: Trajectory) -> bool:
     """Return whether these two passes apply: independent weights on a CPU, and a prior that they support."""
     closed = drawing.estimator == "weights" or all(is_closed(segment) for segment in density.model.prior.segments)
-    return isinstance(drawing.family, DiagonalFamily) and closed and passes.runs(now.weights_MD)
+    return drawing.family == DiagonalFamily() and closed and passes.runs(now.weights_MD)
 
 
 def evaluate(
