@@ -225,7 +225,7 @@ def _directions(size: int) -> str:
 
 
 def _drawn(size: int, rank: int, like: Tensor) -> Tensor:
-    return directions(size, rank, generator=generator(Purpose.DIRECTIONS, size), like=like)
+    return directions(size, rank, generator=generator(Purpose.SKETCH, size), like=like)
 
 
 def _alike(piece: Piece, omegas: Mapping[str, Tensor]) -> dict[Any, list[int]]:
