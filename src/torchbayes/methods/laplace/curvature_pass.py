@@ -34,7 +34,7 @@ from torchbayes.settings import check_settings
 CurvatureName = Literal["auto", "ggn", "fisher", "empirical", "hessian"]
 Sharing = Literal["expand", "reduce"]
 DIRECTIONS = 20
-"""Directions of "low_rank" where they are not given."""
+"""Of "low_rank" where their number is not given."""
 MOST_OUTPUTS = 1000
 """Outputs of a row up to which "auto" is exact, because each takes a backward pass."""
 
