@@ -240,8 +240,26 @@ def test_everything_agrees_with_the_dense_matrix_of_the_same_curvature(rank: int
     assert_close(found.effective_parameters(), dense.effective_parameters(), rtol=1e-9)
     assert_close(tb.tune(found).strength_D, tb.tune(dense).strength_D, rtol=1e-6)
     inputs = data(5)[0]
-    pair = [tb.predict(tb.Linearised(p, "probit"), inputs).probs for p in (found, dense)]
-    assert_close(*pair, rtol=1e-8)
+    both = [tb.Linearised(p, "probit") for p in (found, dense)]
+    assert_close(*(tb.predict(each, inputs).probs for each in both), rtol=1e-8)
+    assert_close(*(each.joint(inputs).covariance_MBKK for each in both), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("sides", [(LONG, 3), (3, LONG)], ids=["long inputs", "long outputs"])
+def test_a_last_layer_predicts_as_with_the_dense_matrix_of_the_same_curvature(sides: tuple[int, int]):
+    inputs, outputs = sides
+    torch.manual_seed(5)
+    module = nn.Sequential(nn.Tanh(), nn.Linear(inputs, outputs)).double()
+    found = fitted(module, (normal(6, inputs), classes(6, outputs)), 2)
+    assert min(min(k) for k in kept(found)) == 2
+    dense = replace(found, curvature=DenseCurvature(found.curvature.dense()))
+    rows = normal(4, inputs, seed=8)
+    links: tuple[Any, ...] = ("probit", "bridge", "pairwise")
+    for link in links:
+        pair = [tb.predict(tb.Linearised(p, link), rows).probs for p in (found, dense)]
+        assert_close(*pair, rtol=1e-8)
+        modules = [tb.Linearised(p, link).module() for p in (found, dense)]
+        assert_close(*(m(rows)["probs"] for m in modules), rtol=1e-8)
 
 
 def test_evidence_has_the_derivative_that_tuning_follows():

@@ -174,9 +174,10 @@ def _check_factors(settings: CurvatureSettings, collector: Collector, weights_MD
 
 
 def _taken(settings: CurvatureSettings, collector: Collector, weights_MD: Tensor) -> int:
-    """Return the bytes of the sums of all members, and of as much again, for what is made of them."""
+    """Return the bytes of the sums of all members and of their eigenvectors, which EKFAC has among its sums."""
     like = weights_MD[0, : collector.network.size].to("meta")
-    return 2 * len(weights_MD) * sum(t.nbytes for t in settings.sums.empty(collector.network, like).values())
+    sums = len(weights_MD) * sum(t.nbytes for t in settings.sums.empty(collector.network, like).values())
+    return 2 * sums if settings.structure == "kronecker" else sums * 3 // 2
 
 
 def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int) -> CurvaturePass:

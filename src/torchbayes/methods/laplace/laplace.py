@@ -81,9 +81,10 @@ class Laplace(Kept, Defaults):
         joint_bias: whether a layer's biases share its Kronecker factors, as inputs that are 1.
         rank: directions of "low_rank" (None: 20), and eigenvectors that "kronecker" keeps on the long side of a layer:
             one with 10 times the length of the other and more than 4 times the rank, as layers of adapters have. The
-            trace of the others is spread evenly over all directions but these. None: 32, if the whole factors of long
-            sides would have more than 2²⁴ numbers together (64 MB in single precision); else they are kept whole, as a
-            rank of a quarter of the side or more keeps them.
+            trace of the others is spread evenly over all directions but these, which lowers the evidence; nothing is
+            lost if the rows have no more directions than the rank. None: 32, if the whole factors of long sides would
+            have more than 2²⁴ numbers together (64 MB in single precision); else they are kept whole, as a rank of a
+            quarter of the side or more keeps them.
         passes: passes over the data for "low_rank": the last measures the curvature along directions that the others
             find.
         chunk: numbers that a piece of a batch may take: the bound on memory.
