@@ -37,9 +37,9 @@ class KroneckerSums(OnePass):
     A and G of long sides (`factors.long_sides`) are summed as sketches: products with ℓ = 2 k + 10 directions, and the
     diagonal. Their k largest eigenvectors are kept, and the lost trace is spread evenly over all other directions. That
     is exact if the rank of what is seen is at most k. Else the curvature has the right trace, and log det (H + d I) is
-    too large by what the lost eigenvalues differ. Memory O(n k) and time O(n k) per row and place for a side of n,
-    where whole factors take O(n²). Yang et al. (2024) keep those of adapters at low rank by incremental singular values,
-    which lose the trace of the others.
+    too large, because equal eigenvalues have the largest product. Memory O(n k), and time O(n k) per row and place for
+    a side of n, where whole factors take O(n²). Yang et al. (2024) keep those of adapters at low rank by incremental
+    singular values, which lose the trace of the others.
     """
 
     sharing: str = "expand"  # "expand" or "reduce"
