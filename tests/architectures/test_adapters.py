@@ -14,6 +14,7 @@ from tests.architectures.helpers import METHODS, check, ggn, precision
 from tests.architectures.test_transformers import CLASSES, network, rows_of
 from tests.covering import with_studies
 from tests.oracles import assert_close
+from torchbayes.curvature import factors
 from torchbayes.curvature.discovery import layer_support, network_layers
 
 peft = pytest.importorskip("peft")
@@ -64,3 +65,39 @@ def test_laplace_is_that_of_the_network_by_autograd(name: str):
         model, rows(name), tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=start
     )
     assert_close(precision(diagonal).diagonal(), exact.diagonal() + 1, rtol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:the Kronecker factors of long sides are kept at low rank")
+@pytest.mark.parametrize("name", [*TARGETS])
+def test_factors_of_low_rank_approach_the_whole_ones(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """These networks are small, so that sides count as long from 3 times the other on."""
+    monkeypatch.setattr(factors, "RATIO", 3)
+    model = tb.Model(adapted(name).double(), tb.likelihoods.Categorical(), random="*lora*")
+    start = model.given_weights()
+    whole, one, two = (
+        tb.fit(model, rows(name), tb.Laplace(rank=rank, check_mode=False, prior="model"), start=start)
+        for rank in (None, 1, 2)
+    )
+    blocks: Any = [each.curvature.blocks for each in (whole, one, two)]  # type: ignore[attr-defined]
+    assert any(len(block.eigenvalues_MGOI[0].flatten()) < block.size for block in blocks[1])
+    for found in (one, two):
+        assert_close(found.curvature.trace(), whole.curvature.trace(), rtol=1e-9)  # type: ignore[attr-defined]
+    errors = [float((found.curvature.dense() - whole.curvature.dense()).norm()) for found in (one, two)]  # type: ignore[attr-defined]
+    assert errors[1] < errors[0] < float(whole.curvature.dense().norm())  # type: ignore[attr-defined]
+    loaded = tb.load(two.save(tmp_path / "posterior.safetensors"), model)
+    inputs = {key: value for key, value in rows(name).items() if key != "labels"}
+    probs = [tb.predict(each, inputs).probs for each in (two, loaded)]
+    assert_close(*probs, rtol=1e-9)
+
+
+def test_an_adapter_before_training_keeps_the_prior_of_one_factor():
+    torch.manual_seed(4)
+    module = peft.get_peft_model(network("bert"), peft.LoraConfig(r=2, target_modules=TARGETS["bert"]))
+    model = tb.Model(module.double(), tb.likelihoods.Categorical(), random="*lora*")
+    found: Any = tb.fit(
+        model, rows("bert"), tb.Laplace(rank=1, check_mode=False, prior="model"), start=model.given_weights()
+    )
+    least = {n: float(v.min()) for n, v in model.layout.split(found.gaussian.covariance.diagonal()[0]).items()}
+    assert min(v for n, v in least.items() if "lora_A" in n) > 1 - 1e-14
+    assert min(v for n, v in least.items() if "lora_B" in n) < 1 - 1e-9
+    assert torch.isfinite(found.log_evidence()).all()

@@ -6,6 +6,7 @@ import itertools
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.laws.cases import (
 from tests.laws.test_method_laws import break_after, keep_every
 from tests.oracles import assert_close
 from tests.ranks import check, launch
+from torchbayes.curvature import factors
 from torchbayes.driver.checkpoint import flatten
 from torchbayes.model.sources.sources import as_source
 from torchbayes.randomness.seeds import member_seeds
@@ -41,11 +43,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "fisher": {"structure": "kronecker", "curvature": "fisher", "samples": 2},
     "empirical": {"structure": "diagonal", "curvature": "empirical"},
     "hessian": {"structure": "dense", "curvature": "hessian"},
+    "long": {"structure": "kronecker", "rank": 1},
 }
 BATCH = 13  # two batches of unlike sizes
 
 # what these do in the laws of a whole fit another does by the same structure or pass
 VARIANTS = ("reduce", "diagonal", "kronecker")
+
+
+@pytest.fixture(autouse=True)
+def long_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A side of these networks is long if it is no shorter than the other; only a kind with a rank makes use of it."""
+    monkeypatch.setattr(factors, "RATIO", 1)
+
+
 kinds = pytest.mark.parametrize("kind", KINDS)
 chief = pytest.mark.parametrize("kind", with_variants_as_studies({kind: kind for kind in KINDS}, VARIANTS))
 unjudged_fits = pytest.mark.usefixtures("unjudged_fits")
@@ -87,7 +98,8 @@ def fitted(kind: str, network: str = "mlp", **options: Any) -> tb.LaplacePosteri
     """One small fit."""
     model = model_for(kind, network)
     options = {"start": modes(model), "seed": 7, "callbacks": (), **options}
-    return tb.fit(model, rows_of(network), method_of(kind), **options)  # type: ignore[return-value]
+    with patch.object(factors, "RATIO", 1):  # in other processes too
+        return tb.fit(model, rows_of(network), method_of(kind), **options)  # type: ignore[return-value]
 
 
 @cache
@@ -196,7 +208,7 @@ def test_float32_is_kept(kind: str) -> None:
 # batch norm sees its own statistics here, not those of a batch, so that its rows can be split too
 SHARED = [*((kind, "mlp") for kind in KINDS), ("kronecker", "conv_batch_norm"), ("dense", "conv_batch_norm")]
 # ranks add up sums over rows: those of `dense` and others, which have no second pass, as those of `kronecker`
-FEW = [("ekfac", "mlp"), ("low_rank", "mlp"), ("kronecker", "conv_batch_norm")]
+FEW = [("ekfac", "mlp"), ("low_rank", "mlp"), ("kronecker", "conv_batch_norm"), ("long", "mlp")]
 
 
 def fit_shared(ranks: tb.Ranks, folder: Path, shared: list[tuple[str, str]]) -> None:

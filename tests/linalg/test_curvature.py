@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.linalg import test_structures as structures
+from tests.linalg.products import products
 from tests.oracles import assert_close, normal
 from torchbayes.linalg import (
     CURVATURES,
@@ -39,6 +41,12 @@ def kronecker(groups: int = 1, bases: str = "rows and columns") -> KroneckerCurv
     return KroneckerCurvature(normal(M, groups, outputs, inputs, seed=4).square(), rows, columns)
 
 
+def incomplete(rows: int, columns: int, groups: int = 1) -> KroneckerCurvature:
+    """A product of few eigenvectors of a side of 3 or of both; see `test_structures`."""
+    like = structures.incomplete(rows, columns, groups, M)
+    return KroneckerCurvature(like.variance_MGOI, like.rows_MGOO, like.columns_MGII)
+
+
 def low_rank(rank: int, size: int = D) -> LowRankCurvature:
     rest = normal(M, size, seed=6).square(), normal(M, seed=7).square(), torch.full((M,), float(size)).double()
     return LowRankCurvature(normal(M, rank, size, seed=5), *rest)
@@ -58,6 +66,8 @@ CASES: dict[str, Any] = {
     "kronecker, rows": kronecker(bases="rows"),
     "kronecker, columns": kronecker(bases="columns"),
     "kronecker, no basis": kronecker(bases=""),
+    "kronecker, 1 of 3 columns": incomplete(2, 1),
+    "kronecker, 1 of both, two groups": incomplete(1, 1, 2),
     "rank 2": low_rank(2),
     "rank of D": low_rank(D),
     "rank above D": low_rank(D + 3),
@@ -81,17 +91,7 @@ def matrices(curvature: Any) -> Tensor:
             for i, row in enumerate(where.tolist()):
                 found[:, row, where] = part[:, i]
         return found
-    members = []
-    for m, grids in enumerate(curvature.eigenvalues_MGOI):
-        groups = []
-        for g, grid in enumerate(grids):
-            identity = [torch.eye(size, dtype=torch.float64) for size in grid.shape]
-            rows = identity[0] if curvature.rows_MGOO is None else curvature.rows_MGOO[m, g]
-            columns = identity[1] if curvature.columns_MGII is None else curvature.columns_MGII[m, g]
-            basis = torch.kron(rows.contiguous(), columns.contiguous())
-            groups.append(basis @ torch.diag(grid.flatten()) @ basis.T)
-        members.append(torch.block_diag(*groups))
-    return torch.stack(members)
+    return products(curvature.eigenvalues_MGOI, curvature.rows_MGOO, curvature.columns_MGII)
 
 
 def is_factored(curvature: Any) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.linalg.products import products
 from tests.linalg.test_curvature import CASES as CURVATURE_CASES
 from tests.linalg.test_curvature import matrices as curvature_matrices
 from tests.linalg.test_structures import CASES, dense, diagonal, every, kronecker, low_rank, matrices, sizes
@@ -34,16 +35,7 @@ def multiplied(form: Form) -> Tensor:
     if form.variance is not None and form.variance.ndim == 2:
         total = total + torch.diag_embed(form.variance)
     elif form.variance is not None:
-        members, groups, outputs, inputs = form.variance.shape
-        rows = torch.eye(outputs).double().expand(members, groups, -1, -1) if form.rows_MGOO is None else form.rows_MGOO
-        columns = torch.eye(inputs).double().expand(members, groups, -1, -1)
-        columns = columns if form.columns_MGII is None else form.columns_MGII
-        each = [
-            [torch.kron(rows[m, g].contiguous(), columns[m, g].contiguous()) for g in range(groups)]
-            for m in range(members)
-        ]
-        basis = torch.stack([torch.block_diag(*own) for own in each])
-        total = total + basis @ torch.diag_embed(form.variance.flatten(1)) @ basis.mT
+        total = total + products(form.variance, form.rows_MGOO, form.columns_MGII)
     if form.root_MDZ is not None:
         total = total + form.root_MDZ @ form.root_MDZ.mT
     if form.directions_MRD is not None:

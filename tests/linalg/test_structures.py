@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.linalg.circulant import Circulant, circulant, circulant_matrices
+from tests.linalg.products import products
 from tests.oracles import assert_close, normal
 from torchbayes import linalg
 from torchbayes.linalg import (
@@ -51,6 +52,18 @@ def kronecker(groups: int, bases: str, members: int = M) -> Kronecker:
     return Kronecker(normal(members, groups, 2, 3, seed=6).exp(), rows, columns)
 
 
+def incomplete(
+    rows: int, columns: int, groups: int = 1, members: int = M, sides: tuple[int, int] = (2, 3)
+) -> Kronecker:
+    """A product with bases of fewer columns than their sides, or as many."""
+    kept = [
+        torch.linalg.qr(normal(members, groups, size, k, seed=size)).Q
+        for size, k in zip(sides, (rows, columns), strict=True)
+    ]
+    values = [min(k + 1, size) for size, k in zip(sides, (rows, columns), strict=True)]
+    return Kronecker(normal(members, groups, *values, seed=6).exp(), *kept)
+
+
 def blocks(members: int = M) -> Blocks:
     inner = Blocks(torch.tensor([2, 0, 1, 3]), (diagonal(members, 1), dense(members, 3)))
     order = torch.tensor([7, 2, 14, 0, 5, 3, 9, 1, 13, 12, 4, 10, 6, 11, 8])
@@ -73,6 +86,15 @@ CASES: dict[str, Structure] = {
         for bases in ("rows and columns", "rows", "columns", "no basis")
     },
     "kronecker, one member": kronecker(2, "rows and columns", 1),
+    "kronecker, 1 of 3 columns": incomplete(2, 1),
+    "kronecker, 2 of 3 columns, two groups": incomplete(2, 2, 2),
+    "kronecker, 1 of 2 rows": incomplete(1, 3),
+    "kronecker, 1 of both": incomplete(1, 1),
+    "kronecker, 3 of 9 columns": incomplete(2, 3, sides=(2, 9)),
+    "kronecker, 2 of 7 rows": incomplete(2, 2, members=1, sides=(7, 2)),
+    "kronecker, 1 of 3 columns, no rows": Kronecker(
+        incomplete(2, 1).variance_MGOI, None, incomplete(2, 1).columns_MGII
+    ),
     "blocks": blocks(),
     "blocks, one member": blocks(1),
     "circulant": circulant(M, D),
@@ -107,7 +129,7 @@ def matrices(structure: Structure) -> Tensor:
     if isinstance(structure, Circulant):
         return circulant_matrices(structure)
     if isinstance(structure, Kronecker):
-        return torch.stack([_kronecker(structure, m) for m in range(len(structure.variance_MGOI))])
+        return products(structure.variance_MGOI, structure.rows_MGOO, structure.columns_MGII)
     if isinstance(structure, Dense):
         return torch.einsum("mik,mjk->mij", structure.root_MDD, structure.root_MDD)
     if isinstance(structure, LowRankPrecision):
@@ -123,17 +145,6 @@ def _with_directions(total: Tensor, factor_MRD: Tensor) -> Tensor:
         for row in rows:
             total[m] += torch.outer(row, row)
     return total
-
-
-def _kronecker(structure: Kronecker, m: int) -> Tensor:
-    groups = []
-    for g, variance in enumerate(structure.variance_MGOI[m]):
-        identity = [torch.eye(size, dtype=torch.float64) for size in variance.shape]
-        rows = identity[0] if structure.rows_MGOO is None else structure.rows_MGOO[m, g]
-        columns = identity[1] if structure.columns_MGII is None else structure.columns_MGII[m, g]
-        basis = torch.kron(rows.contiguous(), columns.contiguous())
-        groups.append(basis @ torch.diag(variance.flatten()) @ basis.T)
-    return torch.block_diag(*groups)
 
 
 def sizes(structure: Structure) -> tuple[int, int]:
@@ -203,6 +214,10 @@ LARGE: dict[str, Any] = {  # draws are large along a few directions, and in the 
     "kronecker": lambda: Kronecker(
         normal(1, 1, 200, 300).mul(2).exp().float(),
         *(torch.linalg.qr(normal(1, 1, n, n, seed=2)).Q.float() for n in (200, 300)),
+    ),
+    "kronecker of few columns": lambda: Kronecker(
+        normal(1, 1, 200, 31).mul(2).exp().float(),
+        *(torch.linalg.qr(normal(1, 1, n, k, seed=2)).Q.float() for n, k in ((200, 200), (300, 30))),
     ),
     "scaled": lambda: Scaled(normal(1, SIZE).exp().float(), LARGE["diagonal"]()),
 }

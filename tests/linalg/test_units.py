@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.linalg.test_curvature import CASES, is_factored, matrices
 from tests.oracles import assert_close, normal
 from torchbayes.linalg import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature, LowRankCurvature
-from torchbayes.linalg.dropped import dropped
+from torchbayes.linalg.dropped import dropped, evened
 
 every = pytest.mark.parametrize("curvature", CASES.values(), ids=CASES.keys())
 D = 12
@@ -142,3 +142,22 @@ def test_eigenvalues_that_are_no_products_are_squares(dtype: torch.dtype) -> Non
     for value, lost in ((0.0, True), (eps**2, True), (eps**1.5, False), (0.1, False)):
         grid = torch.tensor([[1.0, 0.5], [0.7, value]], dtype=dtype).view(1, 1, 2, 2)
         assert KroneckerCurvature(grid).undetermined(nothing).tolist() == [[False, False, False, lost]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rest", [0.0, 1.0])
+def test_directions_that_no_basis_holds_have_the_precision_of_their_value(dtype: torch.dtype, rest: float) -> None:
+    rows, columns = torch.ones(1, 1, 1, 1, dtype=dtype), torch.eye(5, dtype=dtype)[None, None, :, :2]
+    grid = torch.tensor([[3.0, 2.0, rest]], dtype=dtype)[None, None]
+    found = KroneckerCurvature(grid, rows, columns).undetermined(torch.zeros(5, dtype=dtype))
+    assert found.tolist() == [[False, False, *(3 * [rest == 0])]]
+
+
+def test_the_part_of_a_trace_that_is_spread_evenly() -> None:
+    incomplete, whole = CASES["kronecker, 1 of 3 columns"], CASES["kronecker"]
+    expected = 2 * incomplete.eigenvalues_MGOI[..., -1].sum((1, 2))
+    assert_close(evened(incomplete), expected)
+    assert not evened(whole).any()
+    assert not evened(CASES["dense"]).any()
+    both = BlockCurvature(torch.arange(12), (whole, incomplete))
+    assert_close(evened(both), expected)

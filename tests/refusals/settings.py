@@ -143,7 +143,14 @@ METHODS = {
     "SWAG": Case(tb.SWAG, wrong={**_AVERAGED, "rank": (*WHOLE, 1), "scale": maybe(NOT_NEGATIVE)}),
     "Laplace": Case(
         tb.Laplace,
-        wrong={**_CURVED, "prior": POSITIVE, "rank": COUNT, "passes": COUNT, "check_mode": FLAG, "members": COUNT},
+        wrong={
+            **_CURVED,
+            "prior": POSITIVE,
+            "rank": maybe(COUNT),
+            "passes": COUNT,
+            "check_mode": FLAG,
+            "members": COUNT,
+        },
     ),
     "BLoB": Case(
         tb.BLoB,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torchbayes.curvature.layers import Affine, sum_of
 from torchbayes.curvature.parts import Part
 from torchbayes.linalg import Form
+from torchbayes.linalg.bases import frame, spread
 from torchbayes.linalg.strips import of_strips, strips
 from torchbayes.linalg.structure import PlacedForm
 
@@ -193,7 +194,7 @@ def _of_part(form: Form, part: Part, diagonal: bool) -> Tensor:
     spread_BGO = torch.einsum("bgi,goi->bgo", part.plain_given(columns).square(), variance)
     gradients = part.plain_gradients(basis)
     if gradients is None:
-        basis_OO = None if basis is None else basis[0]
+        basis_OO = None if basis is None else frame(basis[0])
         if part.centre_BK is not None:
             return apart_of(spread_BGO[:, 0], basis_OO, part.centre_BK)
         return _of_outputs(spread_BGO[:, 0], basis_OO, diagonal)
@@ -214,13 +215,16 @@ def _of_shared(form: Form, part: Part, diagonal: bool) -> Tensor:
 
 
 def _taken(form: Form, part: Part) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return variances in the shape of the layer's index, and the bases U and V that they refer to."""
+    """Return variances of the coordinates of a layer's weights, and the bases U and V that give these.
+
+    Without bases they have the shape of the layer's index.
+    """
     assert form.variance is not None
     variance = form.variance[0]
     if variance.ndim == 1:
         return variance[part.where], None, None
     rows, columns = (None if basis is None else basis[0] for basis in (form.rows_MGOO, form.columns_MGII))
-    return variance, rows, columns
+    return spread(variance, rows, columns), rows, columns
 
 
 def _of_outputs(spread_BO: Tensor, basis_OO: Tensor | None, diagonal: bool) -> Tensor:

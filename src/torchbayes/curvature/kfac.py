@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbayes.curvature.discovery import CaptureScope, NetworkLayers
+from torchbayes.curvature.factors import Moment, Spectra, joined, long_sides, second_moment
 from torchbayes.curvature.layers import Affine, Call, Lookup
 from torchbayes.curvature.sums import OnePass, Piece, Sum
 from torchbayes.linalg import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
 from torchbayes.linalg.matrices import add_gram_, eigh
-
-_WAITING = 2**13  # rows and places collected for one matrix product, at most
+from torchbayes.linalg.sketch import directions
+from torchbayes.randomness.seeds import Purpose, generator
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,24 @@ class KroneckerSums(OnePass):
     and the means are over the places that are used (`UsedPlaces`): padding with ignored targets changes nothing. A row
     counts as often as its most heavily weighted place. So A takes the class weights of places as those of rows, and if
     some places count more than others G and A weight them differently.
+
+    A and G of long sides (`factors.long_sides`) are summed as sketches: products with ℓ = 2 k + 10 directions, and the
+    diagonal. Their k largest eigenvectors are kept, and the lost trace is spread evenly over all other directions. That
+    is exact if the rank of what is seen is at most k. Else the curvature has the right trace, and log det (H + d I) is
+    too large, because equal eigenvalues have the largest product. Memory O(n k), and time O(n k) per row and place for
+    a side of n, where whole factors take O(n²). Yang et al. (2024) keep those of adapters at low rank by incremental
+    singular values, which lose the trace of the others.
     """
 
     sharing: str = "expand"  # "expand" or "reduce"
+    rank: int | None = 0  # of long sides, as for `long_sides`
     largest: int = 1024  # weights of the largest dense block
 
     held: ClassVar[tuple[CaptureScope, ...]] = ("in turn",)
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         total: Sum = {}
+        long = long_sides(network, self.rank)
         for number, layer in enumerate(network.parts):
             size = layer.index.numel()
             if isinstance(layer, Affine):
@@ -52,6 +62,10 @@ class KroneckerSums(OnePass):
             else:
                 shapes = {"dense": (size, size)} if size <= self.largest else {"diagonal": (size,)}
             total |= {f"{number}.{name}": like.new_zeros(shape) for name, shape in shapes.items()}
+            for name in long.keys() & {f"{number}.{name}" for name in shapes}:
+                groups, side, _ = total[name].shape
+                omega = total.setdefault(_directions(side), _drawn(side, long[name], like))
+                total[name] = like.new_zeros(groups, side, omega.shape[-1] + 1)
             if "inputs" in shapes:
                 total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
         return total
@@ -59,11 +73,17 @@ class KroneckerSums(OnePass):
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         affine = {layer.module: layer for layer in piece.network.layers if isinstance(layer, Affine)}
         others = [(n, layer) for n, layer in enumerate(piece.network.parts) if not isinstance(layer, Affine)]
-        moments = {module: Moment() for module in affine}  # weights and biases of a layer share them
+        omegas = self._omegas(total, piece.network)
+        # weights and biases of a layer share them, unless one alone is kept at low rank
+        moments: dict[tuple[str, bool], Moment] = {}
+        for layer_number, layer in enumerate(piece.network.parts):
+            if isinstance(layer, Affine):
+                omega = omegas.get(f"{layer_number}.outputs")
+                moments.setdefault((layer.module, omega is None), Moment(omega))
         used = UsedPlaces.of(piece, affine)
         for column, calls in piece.columns():
-            for module, layer in affine.items():
-                moments[module].add(self._gradients(layer, calls[module]))
+            for (module, _), moment in moments.items():
+                moment.add(self._gradients(affine[module], calls[module]))
             for layer_number, layer in others:
                 if isinstance(layer, Lookup):
                     for call in calls[layer.module]:
@@ -78,58 +98,104 @@ class KroneckerSums(OnePass):
                     total[f"{layer_number}.diagonal"] += jacobian.square().sum(0)
         for layer_number, layer in enumerate(piece.network.parts):
             if isinstance(layer, Affine):
-                total[f"{layer_number}.outputs"] += moments[layer.module].total()
-        self._add_inputs(total, piece, used)
+                key = f"{layer_number}.outputs"
+                total[key] += moments[layer.module, key not in omegas].total()
+        self._add_inputs(total, piece, used, omegas)
 
-    def _add_inputs(self, total: Sum, piece: Piece, used: UsedPlaces) -> None:
-        """Add the inputs to A, each row weighted, and only at the places that are used."""
-        weights_B, rows = piece.row_weights, len(piece.seen.outputs)
-        for layer_number, layer in enumerate(piece.network.parts):
-            if isinstance(layer, Affine):
-                calls = piece.seen.calls[layer.module]
-                call_inputs = [layer.inputs(call.inputs, ones=weights_B is not None) for call in calls]
-                inputs = _joined(call_inputs, dim=2)
-                if weights_B is None:
-                    inputs = inputs if self.sharing == "expand" else inputs.mean(2, keepdim=True)
-                    repeats = rows if inputs.shape[0] == 1 and rows > 1 else 1
-                    total[f"{layer_number}.inputs"] += _second_moment(inputs, ones=layer.joint) * repeats
-                    total[f"{layer_number}.count"] += rows * inputs.shape[2]
-                    continue
-                counts = [used.times(weights_B, layer.module, n, places=a.shape[2]) for n, a in enumerate(call_inputs)]
-                weights_BT = _joined(
-                    [w.expand(-1, a.shape[2]) for w, a in zip(counts, call_inputs, strict=True)], dim=1
-                )
-                if self.sharing == "reduce":  # the mean over the places that are used
-                    sums_B1 = weights_BT.sum(1, keepdim=True)
-                    shares_BT = weights_BT / torch.where(sums_B1 == 0, 1.0, sums_B1)
-                    inputs = (inputs * shares_BT[:, None, :, None]).sum(2, keepdim=True)
-                    weights_BT = weights_B.unsqueeze(1) * (sums_B1 > 0)
-                total[f"{layer_number}.inputs"] += _second_moment(inputs * weights_BT.sqrt()[:, None, :, None])
-                total[f"{layer_number}.count"] += weights_BT.sum(dtype=torch.float64)
-            elif isinstance(layer, Lookup):
-                for number, call in enumerate(piece.seen.calls[layer.module]):
-                    used_entries = call.inputs != layer.padding
-                    counts = None
-                    if weights_B is not None:
-                        places = call.inputs[0].numel()
-                        weights_BT = used.times(weights_B, layer.module, number, places=places)
-                        counts = weights_BT.expand(-1, places).reshape(call.inputs.shape)[used_entries]
-                    entries = call.inputs[used_entries].bincount(counts, minlength=layer.index.shape[1])
-                    total[f"{layer_number}.inputs"] += entries
-                    total[f"{layer_number}.count"] += entries.sum(dtype=torch.float64)
+    def _omegas(self, total: Sum, network: NetworkLayers) -> dict[str, Tensor]:
+        """Return the directions of every sketch in the sums, by its name."""
+        return {key: total[_directions(total[key].shape[-2])] for key in long_sides(network, self.rank)}
+
+    def _add_inputs(self, total: Sum, piece: Piece, used: UsedPlaces, omegas: Mapping[str, Tensor]) -> None:
+        """Add the inputs to A, each row weighted, and only at the places that are used.
+
+        Layers that were given the same tensors, as adapters of queries, keys and values are, share the work.
+        """
+        weights_B = piece.row_weights
+        for numbers in _alike(piece, omegas).values():
+            moment, last = None, None
+            for number in numbers:
+                layer, omega, counts = piece.network.parts[number], omegas.get(f"{number}.inputs"), None
+                ones = weights_B is not None or omega is not None
+                inputs = [layer.inputs(call.inputs, ones=ones) for call in piece.seen.calls[layer.module]]
+                if weights_B is not None:
+                    counts = [used.times(weights_B, layer.module, n, places=a.shape[2]) for n, a in enumerate(inputs)]
+                if moment is None or not _equal(counts, last):
+                    moment = self._moment(piece, inputs, counts, ones=layer.joint and not ones, omega=omega)
+                total[f"{number}.inputs"] += moment[0]
+                total[f"{number}.count"] += moment[1]
+                last = counts
+        for number, layer in enumerate(piece.network.parts):
+            if isinstance(layer, Lookup):
+                self._add_entries(total, piece, used, number=number)
+
+    def _add_entries(self, total: Sum, piece: Piece, used: UsedPlaces, *, number: int) -> None:
+        """Add how often an embedding takes each of its entries."""
+        layer, weights_B = piece.network.parts[number], piece.row_weights
+        for call_number, call in enumerate(piece.seen.calls[layer.module]):
+            used_entries = call.inputs != layer.padding
+            counts = None
+            if weights_B is not None:
+                places = call.inputs[0].numel()
+                weights_BT = used.times(weights_B, layer.module, call_number, places=places)
+                counts = weights_BT.expand(-1, places).reshape(call.inputs.shape)[used_entries]
+            entries = call.inputs[used_entries].bincount(counts, minlength=layer.index.shape[1])
+            total[f"{number}.inputs"] += entries
+            total[f"{number}.count"] += entries.sum(dtype=torch.float64)
+
+    def _moment(
+        self,
+        piece: Piece,
+        call_inputs: Sequence[Tensor],
+        counts: list[Tensor] | None,
+        *,
+        ones: bool,
+        omega: Tensor | None,
+    ) -> tuple[Tensor, Any]:
+        """Return Σ a aᵀ of the inputs of every call, each place counted as often as `counts` say, and the sum of these.
+
+        `ones` stands for a last input of 1 that they do not hold.
+        """
+        inputs, rows = joined(call_inputs, dim=2), len(piece.seen.outputs)
+        if counts is None:
+            inputs = inputs if self.sharing == "expand" else inputs.mean(2, keepdim=True)
+            repeats = rows if inputs.shape[0] == 1 and rows > 1 else 1
+            return second_moment(inputs, ones=ones, omega=omega) * repeats, rows * inputs.shape[2]
+        weights_BT = joined([w.expand(-1, a.shape[2]) for w, a in zip(counts, call_inputs, strict=True)], dim=1)
+        if self.sharing == "reduce":  # the mean over the places that are used
+            sums_B1 = weights_BT.sum(1, keepdim=True)
+            shares_BT = weights_BT / torch.where(sums_B1 == 0, 1.0, sums_B1)
+            inputs = (inputs * shares_BT[:, None, :, None]).sum(2, keepdim=True)
+            assert piece.row_weights is not None
+            weights_BT = piece.row_weights.unsqueeze(1) * (sums_B1 > 0)
+        weighted = inputs * weights_BT.sqrt()[:, None, :, None]
+        return second_moment(weighted, omega=omega), weights_BT.sum(dtype=torch.float64)
 
     def _gradients(self, layer: Affine, calls: Sequence[Call]) -> Tensor:
         """Return the gradients that enter G, (B, G, T, O)."""
-        together = _joined([layer.gradients(call.outputs) for call in calls], dim=2)
+        together = joined([layer.gradients(call.outputs) for call in calls], dim=2)
         return together if self.sharing == "expand" else together.sum(2, keepdim=True)
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
-        blocks = (self.block(network, n, totals_M, scale_MD=scale_MD) for n in range(len(network.parts)))
+        spectra, long = Spectra(), long_sides(network, self.rank)
+        blocks = (
+            self.block(network, n, totals_M, scale_MD=scale_MD, spectra=spectra, long=long)
+            for n in range(len(network.parts))
+        )
         return BlockCurvature(network.order, tuple(blocks))
 
-    def block(self, network: NetworkLayers, number: int, totals_M: Sum, *, scale_MD: Tensor) -> Any:
-        """Return the block of one part of the network."""
-        layer = network.parts[number]
+    def block(
+        self,
+        network: NetworkLayers,
+        number: int,
+        totals_M: Sum,
+        *,
+        scale_MD: Tensor,
+        spectra: Spectra | None = None,
+        long: Mapping[str, int] | None = None,
+    ) -> Any:
+        """Return the block of one part of the network; `spectra` are those of other blocks."""
+        layer, spectra, long = network.parts[number], spectra or Spectra(), long or {}
         scale = scale_MD[:, layer.index.flatten()]
         if f"{number}.dense" in totals_M:
             return DenseCurvature(totals_M[f"{number}.dense"] * scale.unsqueeze(-1) * scale.unsqueeze(-2))
@@ -143,11 +209,43 @@ class KroneckerSums(OnePass):
             grid = (inputs * column**2 / count)[:, None, :, None] * values.clamp_min(0).unsqueeze(-2)
             return KroneckerCurvature(grid, None, vectors)
         column = _along_columns(scale.unflatten(1, layer.index.shape), layer)
-        factors = [inputs * column.unsqueeze(-1) * column.unsqueeze(-2) / count[..., None, None], outputs]
-        (values_in, columns), (values_out, rows) = (eigh(factor) for factor in factors)
-        return KroneckerCurvature(
-            values_out.clamp_min(0).unsqueeze(-1) * values_in.clamp_min(0).unsqueeze(-2), rows, columns
-        )
+        found = []
+        for name, factor, own_scale in (("inputs", inputs, column), ("outputs", outputs, None)):
+            rank = long.get(f"{number}.{name}", 0)
+            omega = totals_M[_directions(factor.shape[-2])] if rank else None
+            found.append(spectra.of(factor, omega, rank, scale=own_scale))
+        (values_in, columns), (values_out, rows) = found
+        grid = values_out.unsqueeze(-1) * (values_in / count[..., None]).unsqueeze(-2)
+        return KroneckerCurvature(grid, rows, columns)
+
+
+def _directions(size: int) -> str:
+    """Return the name of the directions of sketches of a side of this length."""
+    return f"directions.{size}"
+
+
+def _drawn(size: int, rank: int, like: Tensor) -> Tensor:
+    return directions(size, rank, generator=generator(Purpose.SKETCH, size), like=like)
+
+
+def _alike(piece: Piece, omegas: Mapping[str, Tensor]) -> dict[Any, list[int]]:
+    """Return the numbers of affine layers, those together that were given the same tensors and sum them in one form."""
+    found: dict[Any, list[int]] = {}
+    for number, layer in enumerate(piece.network.parts):
+        if isinstance(layer, Affine):
+            tensors = [call.inputs for call in piece.seen.calls[layer.module]]
+            given = [(tensor.data_ptr(), tensor.stride(), tensor.shape) for tensor in tensors]
+            key = (layer.weight, layer.joint, f"{number}.inputs" in omegas, *given)
+            # what a convolution sees depends on its kernel too
+            found.setdefault(layer if isinstance(layer.part, nn.Conv1d | nn.Conv2d) else key, []).append(number)
+    return found
+
+
+def _equal(first: list[Tensor] | None, second: list[Tensor] | None) -> bool:
+    """Return whether two lists of tensors are equal."""
+    if first is None or second is None:
+        return first is second
+    return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
 @dataclass(frozen=True)
@@ -200,43 +298,6 @@ def _moved(gradient: Tensor, layer: Affine | None) -> Tensor:
     if layer is not None:
         return (layer.gradients(gradient) != 0).any(-1).any(1)
     return (gradient != 0).any(-1).view(len(gradient), -1)
-
-
-def _joined(tensors: Sequence[Tensor], *, dim: int) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim=dim)
-
-
-@dataclass
-class Moment:
-    """A second moment, accumulated in blocks: one large product is faster than many small ones."""
-
-    waiting: list[Tensor] = field(default_factory=list)  # tensors (B, G, T, O) that are not in the sum yet
-    summed: Tensor | float = 0.0  # sum over the other tensors, (G, O, O); 0 if there are none
-
-    def add(self, tensor: Tensor) -> None:
-        """Add a tensor."""
-        self.waiting.append(tensor)
-        if sum(len(block) * block.shape[2] for block in self.waiting) > _WAITING:
-            self.total()
-
-    def total(self) -> Tensor | float:
-        """Return the sum so far."""
-        if self.waiting:
-            self.summed = self.summed + _second_moment(_joined(self.waiting, dim=0))
-            self.waiting = []
-        return self.summed
-
-
-def _second_moment(tensor: Tensor, *, ones: bool = False) -> Tensor:
-    """Return Σ over rows and places of the outer products, (G, I, I) from (B, G, T, I), with or without a last 1."""
-    flat = tensor.transpose(0, 1).flatten(1, 2)
-    groups, count, size = flat.shape
-    total = flat.new_zeros(groups, size + ones, size + ones)
-    add_gram_(total[:, :size, :size], flat)
-    if ones:
-        total[:, -1, :size] = total[:, :size, -1] = flat.sum(1)
-        total[:, -1, -1] = count
-    return total
 
 
 def _along_columns(scale: Tensor, layer: Any) -> Tensor:

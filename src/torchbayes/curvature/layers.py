@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from torchbayes.linalg.bases import coordinates
 from torchbayes.model.layout import Layout
 from torchbayes.native.process import quiet_vmap
 
@@ -162,8 +163,11 @@ def outer(gradient: Tensor, inputs: Tensor) -> Tensor:
 
 
 def turn(tensor: Tensor, basis_GII: Tensor) -> Tensor:
-    """Return X V, (..., G, T, I), with all other axes as rows of one matrix product per group."""
-    return torch.einsum("...gti,gij->...gtj", tensor, basis_GII)
+    """Return X V, (..., G, T, I), with all other axes as rows of one matrix product per group.
+
+    In an incomplete basis these are its coordinates, k + I (`linalg.bases`).
+    """
+    return coordinates(tensor, basis_GII, ("...gti,gij->...gtj", "...gtj,gij->...gti"))
 
 
 def _unfolded(module: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:

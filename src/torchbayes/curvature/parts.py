@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.layers import Affine, Call, outer, sum_of, turn
+from torchbayes.linalg.bases import coordinates, is_whole
 
 _CACHED = 2**20  # numbers that a processor's cache holds
 COLUMNS_AT_ONCE = 16  # most columns whose gradients are held at a time
@@ -90,7 +91,7 @@ class Part:
     def jacobian(self, rows_GOO: Tensor | None = None, columns_GII: Tensor | None = None) -> Tensor:
         """Return Uᵀ J V, (B, K, *index.shape), rotating g and a instead of J where they have fewer numbers.
 
-        U and V are for an affine layer, and None for the identity.
+        U and V are for an affine layer, and None for the identity. Incomplete bases give coordinates, k more of a side.
         """
         rows, columns = rows_GOO, columns_GII
         if self.rows is not None:
@@ -107,7 +108,8 @@ class Part:
                 gradients, rows = [_turned(g, rows) for g in gradients], None
             together = sum_of([outer(g.flatten(3), a) for g, a in zip(gradients, unit_inputs, strict=True)])
             jacobian = together.unflatten(2, (outputs, -1)).transpose(1, 2)
-        jacobian = jacobian if rows is None else rows.mT @ jacobian
+        if rows is not None:
+            jacobian = rows.mT @ jacobian if is_whole(rows) else turn(jacobian.mT, rows).mT
         return jacobian if columns is None else turn(jacobian, columns)
 
     def pieces(self) -> Iterator[Part]:
@@ -127,7 +129,7 @@ class Part:
 
 def _turned(gradients: Tensor, basis_GOO: Tensor) -> Tensor:
     """Return gradients (B, G, T, K, O) in a basis of the units."""
-    return torch.einsum("bgtko,gop->bgtkp", gradients, basis_GOO)
+    return coordinates(gradients, basis_GOO, ("bgtko,gop->bgtkp", "bgtkp,gop->bgtko"))
 
 
 @dataclass

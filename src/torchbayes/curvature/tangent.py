@@ -263,7 +263,7 @@ def _fits(covariance: list[PlacedForm], network: NetworkLayers) -> bool:
     for where, form in covariance:
         if form.variance is None or form.variance.ndim == 2:
             continue
-        shape = form.variance.shape[1:]
+        shape = form.shape
         if not any(p.index.shape == shape and torch.equal(p.index.flatten(), where) for p in network.parts):
             return False
     return True

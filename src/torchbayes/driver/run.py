@@ -386,7 +386,7 @@ class Run:
         path = self._path(POSTERIOR)
         if path is not None:
             tensors, header = self.shelf.packed(posterior)
-            write_tensors(path, tensors, {**header, "run": self.name})
+            write_tensors(path, tensors, {**header, "run": self.name}, once=True)
 
     def check(self) -> None:
         """Raise an OSError if the directory was removed or taken over by another process."""

@@ -57,11 +57,12 @@ def _trace_of_forms(prior: Form, covariance: Form, scale_MD: Tensor) -> Tensor |
     if prior.is_diagonal and covariance.is_diagonal:
         terms_MD = scale_MD**2 * covariance.variance.flatten(1) / prior.variance.flatten(1)
         return terms_MD.sum(-1, dtype=torch.float64)
-    if not (prior.is_spectral and covariance.is_spectral) or prior.bases is None or covariance.bases is None:
+    if not (prior.is_spectral and covariance.is_spectral) or prior.shape != covariance.shape:
         return None
-    if prior.variance.shape[1:] != covariance.variance.shape[1:]:
+    prior, covariance = prior.completed(), covariance.completed()
+    if prior.bases is None or covariance.bases is None or prior.variance is None or covariance.variance is None:
         return None
-    scale_MGOI = scale_MD.unflatten(1, covariance.variance.shape[1:])
+    scale_MGOI = scale_MD.unflatten(1, covariance.shape)
     if not torch.allclose(scale_MGOI, scale_MGOI[:, :, :1].expand_as(scale_MGOI)):
         return None
     rows, columns = covariance.bases

@@ -121,7 +121,10 @@ class Curvature(Stored, Protocol):
         """Return H as matrices (M, D, D): for tests and small D."""
 
 
-def is_rounding(values_ME: Tensor) -> Tensor:
-    """Return which eigenvalues (..., E) are 0 up to rounding, of either sign: at most E ε times the largest."""
+def is_rounding(values_ME: Tensor, size: int | None = None) -> Tensor:
+    """Return which eigenvalues (..., E) are 0 up to rounding, of either sign: at most D ε times the largest.
+
+    D is the size of the matrix; None stands for E.
+    """
     largest = values_ME.amax(-1, keepdim=True)
-    return values_ME.abs() <= values_ME.shape[-1] * torch.finfo(values_ME.dtype).eps * largest
+    return values_ME.abs() <= (size or values_ME.shape[-1]) * torch.finfo(values_ME.dtype).eps * largest

@@ -1,4 +1,7 @@
-"""What a low rank leaves out of a log determinant: bounds from its trace and square, and their middle as estimate."""
+"""What a low rank leaves out of a log determinant: bounds from its trace and square, and their middle as estimate.
+
+Kronecker factors of low rank leave out nothing, but spread a part of their trace evenly (`evened`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.linalg.bases import is_whole
+from torchbayes.linalg.blocks import BlockCurvature
 from torchbayes.linalg.curvature import Curvature, LeftOut
+from torchbayes.linalg.kronecker import KroneckerCurvature
 
 
 class Dropped(NamedTuple):
@@ -48,6 +54,18 @@ def rest_diagonal(curvature: Curvature) -> Tensor:
     for out in curvature.left_out:
         total_MD[:, out.where] = out.diagonal_MD
     return total_MD
+
+
+def evened(curvature: Curvature) -> Tensor:
+    """Return the part of tr H that is spread evenly over directions that no basis holds, (M,); 0 for most."""
+    if isinstance(curvature, BlockCurvature):
+        return torch.stack([evened(block) for block in curvature.blocks]).sum(0)
+    if not isinstance(curvature, KroneckerCurvature):
+        return torch.zeros_like(curvature.trace())
+    held = curvature.eigenvalues_MGOI
+    for axis, basis in ((-2, curvature.rows_MGOO), (-1, curvature.columns_MGII)):
+        held = held if basis is None or is_whole(basis) else held.narrow(axis, 0, basis.shape[-1])
+    return (curvature.trace() - held.flatten(1).sum(-1)).clamp_min(0)
 
 
 def _dropped(out: LeftOut, precision_D: Tensor) -> Dropped:

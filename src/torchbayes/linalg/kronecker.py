@@ -1,10 +1,14 @@
 """Kronecker-factored covariance and curvature of one layer, in the eigenbasis of the factors.
 
 Σ = (U_R ⊗ U_C) diag(v) (U_R ⊗ U_C)ᵀ
+
+A side that is much longer than the other may have an incomplete basis: k eigenvectors, and one value for all directions
+orthogonal to them (`linalg.bases`). For curvature L Lᵀ on that side this is exact, with no value beside L.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -12,6 +16,17 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.linalg.bases import (
+    combined,
+    completed,
+    coordinates,
+    counts,
+    frame,
+    is_whole,
+    shape_of,
+    spread,
+    squares,
+)
 from torchbayes.linalg.curvature import LOADING, Correlations, Curvature, Part, is_rounding
 from torchbayes.linalg.matrices import eigh
 from torchbayes.linalg.stored import double
@@ -24,11 +39,13 @@ class Kronecker(Structure):
 
     The weights of a layer are G matrices (O, I), one for each group of a grouped convolution (else G = 1), flat in
     row-major order: D = G O I. Both bases are orthogonal; None stands for the identity. Time O(D (O + I)) per vector,
-    memory O(O² + I² + D).
+    memory O(O² + I² + D). A basis of k columns takes the place of its side by k in both: with k of I columns that is
+    O(D (O + k)) and O(O² + I k + O k).
 
     Attributes:
-        variance_MGOI: v, eigenvalues of Σ on the grid of both bases, at least 0.
-        rows_MGOO: U_R, eigenvectors as columns, (M, G, O, O), or None.
+        variance_MGOI: v, eigenvalues of Σ on the grid of both bases, at least 0. A basis of k < I columns has k + 1,
+            the last of them that of all directions orthogonal to it.
+        rows_MGOO: U_R, eigenvectors as columns, (M, G, O, O) or fewer columns, or None.
         columns_MGII: U_C likewise, (M, G, I, I), or None.
     """
 
@@ -39,43 +56,66 @@ class Kronecker(Structure):
     kind: ClassVar[str] = "kronecker"
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, O, I), the weights of the layer."""
+        return shape_of(self.variance_MGOI, self.rows_MGOO, self.columns_MGII)
+
+    @property
     def size(self) -> int:
-        return self.variance_MGOI[0].numel()
+        return math.prod(self.shape)
+
+    @property
+    def _each(self) -> Tensor:
+        """Eigenvalues v, one for every coordinate."""
+        return spread(self.variance_MGOI, self.rows_MGOO, self.columns_MGII)
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
-        return _rotated_back(self, self.variance_MGOI * _rotated(self, vector_MD))
+        return _rotated_back(self, self._each * _rotated(self, vector_MD))
 
     def solve(self, vector_MD: Tensor) -> Tensor:
-        return _rotated_back(self, _rotated(self, vector_MD) / self.variance_MGOI)
+        return _rotated_back(self, _rotated(self, vector_MD) / self._each)
 
     def quadratic(self, vector_MD: Tensor) -> Tensor:
-        return (_rotated(self, vector_MD).square() / self.variance_MGOI).flatten(-3).sum(-1, dtype=torch.float64)
+        return (_rotated(self, vector_MD).square() / self._each).flatten(-3).sum(-1, dtype=torch.float64)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
-        """Return R z with R Rᵀ = Σ, R = (U_R ⊗ U_C) diag(√v), shape (..., M, D), for noise (..., M, D)."""
-        return _rotated_back(self, self.variance_MGOI.sqrt() * noise_MZ.unflatten(-1, self.variance_MGOI.shape[1:]))
+        """Return R z with R Rᵀ = Σ, shape (..., M, D), for noise (..., M, D).
+
+        R = (U_R ⊗ U_C) diag(√v) of whole bases, and the symmetric root in the directions of an incomplete one: of
+        Q diag(v) Qᵀ + c (I − Q Qᵀ) it is √c (I − Q diag(1 − √(v/c)) Qᵀ).
+        """
+        incomplete = (None if is_whole(basis) else basis for basis in (self.rows_MGOO, self.columns_MGII))
+        return _rotated_back(self, self._each.sqrt() * _turned(noise_MZ.unflatten(-1, self.shape), *incomplete))
 
     def logdet(self) -> Tensor:
-        return self.variance_MGOI.double().log().flatten(1).sum(-1)
+        many = counts(self.variance_MGOI, self.rows_MGOO, self.columns_MGII)
+        return (self.variance_MGOI.double().log() * many).flatten(1).sum(-1)
 
     def diagonal(self) -> Tensor:
         grid = self.variance_MGOI
-        grid = grid if self.rows_MGOO is None else self.rows_MGOO.square() @ grid
-        return (grid if self.columns_MGII is None else grid @ self.columns_MGII.square().mT).flatten(1)
+        grid = grid if self.rows_MGOO is None else squares(self.rows_MGOO) @ grid
+        return (grid if self.columns_MGII is None else grid @ squares(self.columns_MGII).mT).flatten(1)
 
     def precision_diagonal(self) -> Tensor:
         return Kronecker(1 / self.variance_MGOI, self.rows_MGOO, self.columns_MGII).diagonal()
 
     def form(self, scale_MD: Tensor | None = None) -> Form:
-        """Return diag(s) Σ diag(s) in the eigenbasis; its columns take s if s is the same down every column."""
+        """Return diag(s) Σ diag(s) in the eigenbasis; its columns take s if s is the same down every column.
+
+        An incomplete basis of columns stays one if s is the same for all weights; else all its coordinates take s.
+        """
         variance, rows, columns = self.variance_MGOI, self.rows_MGOO, self.columns_MGII
         if scale_MD is None:
             return Form(variance, rows, columns)
-        scale_MGOI = scale_MD.unflatten(-1, variance.shape[1:])
+        scale_MGOI = scale_MD.unflatten(-1, self.shape)
         if not (scale_MGOI == scale_MGOI[:, :, :1]).all():
             return rooted(self, scale_MD)
         if columns is None:
-            return Form(variance * scale_MGOI**2, rows)
+            return Form(variance * scale_MGOI[:, :, :1] ** 2, rows)
+        if not is_whole(columns):
+            if (scale_MGOI == scale_MGOI[:, :1, :1, :1]).all():
+                return Form(variance * scale_MGOI[:, :1, :1, :1] ** 2, rows, columns)
+            variance, columns = spread(variance, None, columns), frame(columns)
         return Form(variance, rows, scale_MGOI[:, :, 0].unsqueeze(-1) * columns)
 
     def dense(self) -> Tensor:
@@ -85,17 +125,19 @@ class Kronecker(Structure):
 
 
 def _rotated(structure: Kronecker, vector_MD: Tensor) -> Tensor:
-    """Return (U_R ⊗ U_C)ᵀ x as grids, (..., M, G, O, I)."""
-    grid = vector_MD.unflatten(-1, structure.variance_MGOI.shape[1:])
-    grid = grid if structure.rows_MGOO is None else structure.rows_MGOO.mT @ grid
-    return grid if structure.columns_MGII is None else grid @ structure.columns_MGII
+    """Return (U_R ⊗ U_C)ᵀ x as grids of coordinates, (..., M, G, O, I) or more of an incomplete basis."""
+    return _turned(vector_MD.unflatten(-1, structure.shape), structure.rows_MGOO, structure.columns_MGII)
+
+
+def _turned(grid: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    grid = grid if rows is None else coordinates(grid.mT, rows).mT
+    return coordinates(grid, columns)
 
 
 def _rotated_back(structure: Kronecker, grid_MGOI: Tensor) -> Tensor:
-    """Return (U_R ⊗ U_C) applied to grids (..., M, G, O, I), as vectors (..., M, D)."""
-    grid = grid_MGOI if structure.rows_MGOO is None else structure.rows_MGOO @ grid_MGOI
-    grid = grid if structure.columns_MGII is None else grid @ structure.columns_MGII.mT
-    return grid.flatten(-3)
+    """Return (U_R ⊗ U_C) applied to such grids, as vectors (..., M, D)."""
+    grid = grid_MGOI if structure.rows_MGOO is None else combined(grid_MGOI.mT, structure.rows_MGOO).mT
+    return combined(grid, structure.columns_MGII).flatten(-3)
 
 
 @dataclass(frozen=True)
@@ -117,7 +159,12 @@ class KroneckerCurvature(Curvature):
 
     @property
     def size(self) -> int:
-        return self.eigenvalues_MGOI[0].numel()
+        return self._as_covariance.size
+
+    @property
+    def _as_covariance(self) -> Kronecker:
+        """H by the operations of a covariance."""
+        return Kronecker(self.eigenvalues_MGOI, self.rows_MGOO, self.columns_MGII)
 
     def covariance(self, precision_D: Tensor) -> Kronecker:
         """Return (H + d I)⁻¹; d must be the same for every weight.
@@ -138,25 +185,26 @@ class KroneckerCurvature(Curvature):
 
         The sum of two Kronecker products is not one. It is taken in the eigenbasis of the sum of both sides'
         marginals, with its exact diagonal there. That is exact if both have the same basis, or the layer has one
-        output.
+        output. Incomplete bases become whole ones.
         """
-        form = None if covariance.groups else covariance.form()
-        bases, grid = (self.rows_MGOO, self.columns_MGII), self.eigenvalues_MGOI.shape[1:]
-        if form is None or not form.is_spectral or form.variance is None or form.variance.shape[1:] != grid:
+        form, shape = None if covariance.groups else covariance.form(), self._as_covariance.shape
+        if form is None or not form.is_spectral or form.variance is None or form.shape != shape:
             return None
-        scale_MGOI = scale_MD.unflatten(1, grid)
-        if form.bases is None or bases[0] is None or bases[1] is None:
+        form, scale_MGOI = form.completed(), scale_MD.unflatten(1, shape)
+        grid, *bases = completed(self.eigenvalues_MGOI, self.rows_MGOO, self.columns_MGII)
+        if form.bases is None or form.variance is None or bases[0] is None or bases[1] is None:
             return None
         if not torch.allclose(scale_MGOI, scale_MGOI[:, :, :1].expand_as(scale_MGOI)):
             return None
-        first = Factored(self.eigenvalues_MGOI, bases[0], bases[1])
+        first = Factored(grid, bases[0], bases[1])
         second = Factored(1 / form.variance, form.bases[0], scale_MGOI[:, :, 0].unsqueeze(-1) * form.bases[1])
         rows = eigh(first.over_rows() + second.over_rows())[1]
         columns = eigh(first.over_columns() + second.over_columns())[1]
         return KroneckerCurvature(first.diagonal(rows, columns) + second.diagonal(rows, columns), rows, columns)
 
     def parts(self) -> Iterator[Part]:
-        values = self.eigenvalues_MGOI.flatten(1)
+        many = counts(self.eigenvalues_MGOI, self.rows_MGOO, self.columns_MGII).repeat(self._as_covariance.shape[0], 1)
+        values = self.eigenvalues_MGOI.flatten(1).repeat_interleave(many.flatten(), dim=1)
         where = torch.arange(values.shape[1], device=values.device)
         yield Part(where, values, self.rows_MGOO is None and self.columns_MGII is None)
 
@@ -185,16 +233,18 @@ class KroneckerCurvature(Curvature):
         squares.
         """
         grid = self.eigenvalues_MGOI + precision_D[0]
-        return Kronecker(_empty(grid).to(grid), self.rows_MGOO, self.columns_MGII).diagonal() > LOADING
+        empty = _empty(grid, self._as_covariance.shape[1:]).to(grid)
+        return Kronecker(empty, self.rows_MGOO, self.columns_MGII).diagonal() > LOADING
 
     def trace(self) -> Tensor:
-        return self.eigenvalues_MGOI.flatten(1).sum(-1)
+        many = counts(self.eigenvalues_MGOI, self.rows_MGOO, self.columns_MGII)
+        return (self.eigenvalues_MGOI * many).flatten(1).sum(-1)
 
     def diagonal(self) -> Tensor:
-        return Kronecker(self.eigenvalues_MGOI, self.rows_MGOO, self.columns_MGII).diagonal()
+        return self._as_covariance.diagonal()
 
     def dense(self) -> Tensor:
-        return Kronecker(self.eigenvalues_MGOI, self.rows_MGOO, self.columns_MGII).dense()
+        return self._as_covariance.dense()
 
 
 class Factored(NamedTuple):
@@ -217,11 +267,12 @@ class Factored(NamedTuple):
         return (rows.mT @ self.rows_MGOO).square() @ self.grid_MGOI @ (columns.mT @ self.columns_MGII).square().mT
 
 
-def _empty(grid_MGOI: Tensor) -> Tensor:
-    """Return which eigenvalues in the basis of a Kronecker product are 0 up to rounding."""
+def _empty(grid_MGOI: Tensor, sides: tuple[int, int]) -> Tensor:
+    """Return which eigenvalues in the basis of a Kronecker product with these sides are 0 up to rounding."""
     rows_MGO, columns_MGI = grid_MGOI.amax(-1), grid_MGOI.amax(-2)
     largest_MG11 = grid_MGOI.amax((-2, -1), keepdim=True)
-    near = max(grid_MGOI.shape[-2:]) * torch.finfo(grid_MGOI.dtype).eps
+    near = max(sides) * torch.finfo(grid_MGOI.dtype).eps
     product = rows_MGO.unsqueeze(-1) * columns_MGI.unsqueeze(-2)
     below = (grid_MGOI * largest_MG11 <= near * product) & (grid_MGOI <= near**2 * largest_MG11)
-    return below | is_rounding(rows_MGO).unsqueeze(-1) | is_rounding(columns_MGI).unsqueeze(-2)
+    by_rows, by_columns = (is_rounding(v, size) for v, size in zip((rows_MGO, columns_MGI), sides, strict=True))
+    return below | by_rows.unsqueeze(-1) | by_columns.unsqueeze(-2)

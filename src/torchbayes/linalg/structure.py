@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from torchbayes.linalg.bases import completed, shape_of
 from torchbayes.linalg.stored import Stored
 
 
@@ -18,8 +19,9 @@ class Form:
     """A structure as a sum of products, Σ = U diag(v) Uᵀ + R Rᵀ ± Fᵀ diag(c) F; a term is absent if its tensor is None.
 
     Attributes:
-        variance: v, (M, D), or on the grid of the weights of a layer, (M, G, O, I).
-        rows_MGOO: U_R of U = ⊕_g U_R ⊗ U_C over a grid; None for the identity.
+        variance: v, (M, D), or on the grid of the bases of a layer, (M, G, O, I).
+        rows_MGOO: U_R of U = ⊕_g U_R ⊗ U_C over a grid; None for the identity. It may be incomplete, with a last value
+            for all directions that it does not hold (`linalg.bases`), or have more columns than rows.
         columns_MGII: U_C likewise.
         root_MDZ: R, about as many columns as weights.
         directions_MRD: F, few rows.
@@ -39,6 +41,21 @@ class Form:
     def bases(self) -> tuple[Tensor, Tensor] | None:
         """U_R and U_C if both are given."""
         return None if self.rows_MGOO is None or self.columns_MGII is None else (self.rows_MGOO, self.columns_MGII)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Axes of the weights: (D,), or (G, O, I) of a layer; of a form with variances."""
+        assert self.variance is not None
+        if self.variance.ndim == 2:
+            return tuple(self.variance.shape[1:])
+        return shape_of(self.variance, self.rows_MGOO, self.columns_MGII)
+
+    def completed(self) -> Form:
+        """Return the form with bases of all directions."""
+        if self.variance is None or self.variance.ndim == 2:
+            return self
+        variance, rows, columns = completed(self.variance, self.rows_MGOO, self.columns_MGII)
+        return replace(self, variance=variance, rows_MGOO=rows, columns_MGII=columns)
 
     @property
     def is_spectral(self) -> bool:

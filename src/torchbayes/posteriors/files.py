@@ -212,18 +212,23 @@ def read_json(path: str | Path) -> Any:
 # --- tensors
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, once: bool = False
+) -> Path:
     """Write tensors and a JSON header to one file, completely or not at all; return its path.
 
-    `format` and checksums are added to the header.
+    `format` and checksums are added to the header. With `once`, a tensor of several names is written once, and is read
+    as one tensor: for tensors that are never changed in place.
     """
     pairs = [
         name for name, tensor in tensors.items() if tensor.dtype == torch.complex128
     ]  # safetensors has no complex128
+    same = _same(tensors) if once else {}
     real = {**tensors, **{name: torch.view_as_real(tensors[name].resolve_conj()) for name in pairs}}
+    real = {name: tensor for name, tensor in real.items() if name not in same}
     separate = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in real.items()})
     sums = {name: checksum(tensor) for name, tensor in separate.items()}
-    text = json.dumps(sealed({"format": FORMAT, **header, "tensors": sums, "pairs": pairs}))
+    text = json.dumps(sealed({"format": FORMAT, **header, "tensors": sums, "pairs": pairs, "same": same}))
     with whole_file(path) as temporary:
         save_file(separate, temporary, metadata={_KEY: text})
     return full_path(path)
@@ -237,14 +242,15 @@ def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[
     with _opened(path) as file:
         header = _header(file, path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    sums, pairs = header.pop("tensors", {}), header.pop("pairs", ())
+    sums, pairs, same = header.pop("tensors", {}), header.pop("pairs", ()), header.pop("same", {})
     wrong = sorted(n for n in sums.keys() | tensors if n not in tensors or checksum(tensors[n]) != sums.get(n))
     if wrong:
         names = ", ".join(f"`{name}`" for name in wrong[:3])
         raise ValueError(f"{path} is damaged: {names} is not what was written. {RESTORE}")
     tensors |= {name: torch.view_as_complex(tensors[name].clone()) for name in pairs}
     placed = {name: tensor.to(device) for name, tensor in tensors.items()}
-    return {name: t if t.nbytes > _MAPPED else aligned(t) for name, t in placed.items()}, header
+    read = {name: t if t.nbytes > _MAPPED else aligned(t) for name, t in placed.items()}
+    return read | {name: read[first] for name, first in same.items()}, header
 
 
 def aligned(tensor: Tensor) -> Tensor:
@@ -273,6 +279,17 @@ def _header(file: Any, path: str | Path) -> dict[str, Any]:
     if _KEY not in metadata:
         raise ValueError(f"{path} is a safetensors file without a torchbayes header; it cannot be read as one.")
     return described(metadata[_KEY], path)
+
+
+def _same(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the first name of each tensor that has one already; numbers of one memory in one form are one tensor."""
+    first: dict[Any, str] = {}
+    names = {
+        name: first.setdefault((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) if t.numel() else name, name)
+        for name, t in tensors.items()
+        if not t.is_complex()
+    }
+    return {name: other for name, other in names.items() if name != other}
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

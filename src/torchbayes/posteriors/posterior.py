@@ -205,7 +205,7 @@ class Posterior(ABC):
         Returns:
             The path.
         """
-        return write_tensors(path, *packed(self))
+        return write_tensors(path, *packed(self), once=True)
 
 
 @cache

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torchbayes.curvature.features import apart, apart_of
 from torchbayes.curvature.layers import sum_of
 from torchbayes.linalg import Form
+from torchbayes.linalg.bases import frame, spread
 from torchbayes.linalg.strips import of_strips, strips
 from torchbayes.linalg.structure import PlacedForm, forms
 from torchbayes.model.model import Model
@@ -145,7 +146,7 @@ def _of_grid(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool, centre_MPK
     if not full:
         return spread @ rows.square().mT
     pairs_MKQ = (rows.mT.unsqueeze(-1) * rows.mT.unsqueeze(-2)).flatten(-2)  # one product for all rows
-    return (spread @ pairs_MKQ).unflatten(-1, rows.shape[1:])
+    return (spread @ pairs_MKQ).unflatten(-1, 2 * (rows.shape[1],))
 
 
 def _of_root(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool, centre_MPK: Tensor | None) -> Tensor:
@@ -194,15 +195,15 @@ def _terms(placed: PlacedForm, grid_KI: Tensor, *, full: bool) -> Iterator[dict[
 def _on_layer(form: Form, at: Tensor, grid_KI: Tensor) -> dict[str, Tensor]:
     """Return variances over the layer, or over its weights or its biases alone, with their bases."""
     assert form.variance is not None
-    variance_MKn, size = form.variance[:, 0], grid_KI.shape[1]
-    columns = (at % size).view(variance_MKn.shape[1:])[0]
+    variance_MKn, size = spread(form.variance, form.rows_MGOO, form.columns_MGII)[:, 0], grid_KI.shape[1]
+    columns = (at % size).view(form.shape[1:])[0]
     tensors = {"variance_MKI": variance_MKn.clone()}
     if form.rows_MGOO is not None:
-        tensors["rows_MKK"] = form.rows_MGOO[:, 0].clone()
+        tensors["rows_MKK"] = frame(form.rows_MGOO[:, 0]).clone()
     if form.columns_MGII is not None or len(columns) < size:
         identity = torch.eye(len(columns), dtype=variance_MKn.dtype, device=variance_MKn.device)
-        basis = identity if form.columns_MGII is None else form.columns_MGII[:, 0]
-        tensors["columns_MII"] = basis.new_zeros(len(variance_MKn), size, len(columns))
+        basis = identity if form.columns_MGII is None else frame(form.columns_MGII[:, 0])
+        tensors["columns_MII"] = basis.new_zeros(len(variance_MKn), size, basis.shape[-1])
         tensors["columns_MII"][:, columns] = basis
     return tensors
 

@@ -85,6 +85,7 @@ class Purpose(enum.IntEnum):
     LAYERS = 34  # column of gradients for testing layers
     CALLS = 35  # column of gradients for testing the order of calls
     LINEARITY = 36  # weights at which a network must be linear
+    SKETCH = 40  # directions of a long side of Kronecker factors
     # evidence
     MOVE_MOMENTUM = 41
     MOVE_JITTER = 42

@@ -33,15 +33,17 @@ from torchbayes.settings import check_settings
 
 CurvatureName = Literal["auto", "ggn", "fisher", "empirical", "hessian"]
 Sharing = Literal["expand", "reduce"]
+DIRECTIONS = 20
+"""Of "low_rank" where their number is not given."""
 MOST_OUTPUTS = 1000
 """Outputs of a row up to which "auto" is exact, because each takes a backward pass."""
 
 SUMS: dict[str, Callable[[CurvatureSettings], Sums]] = {
     "diagonal": lambda settings: DiagonalSums(),
-    "kronecker": lambda settings: KroneckerSums(settings.sharing),
+    "kronecker": lambda settings: KroneckerSums(settings.sharing, settings.rank),
     "ekfac": lambda settings: EigenvalueSums(KroneckerSums(settings.sharing)),
     "dense": lambda settings: DenseSums(settings.chunk),
-    "low_rank": lambda settings: LowRankSums(settings.rank, settings.passes),
+    "low_rank": lambda settings: LowRankSums(settings.directions, settings.passes),
 }
 """The sums of every structure; a new one is registered by a line here."""
 
@@ -60,7 +62,7 @@ class CurvatureSettings:
     samples: int = 1
     sharing: Sharing = "expand"
     joint_bias: bool = True
-    rank: int = 20
+    rank: int | None = None
     passes: int = 3
     chunk: int = 2**24
     check_mode: bool = True  # whether the gradient is added up too, which shows how far away the mode is
@@ -82,6 +84,11 @@ class CurvatureSettings:
         """Return the settings of a method's passes: its own of the same names, or `more` in their place."""
         names = {f.name for f in fields(cls)} & {f.name for f in fields(method)} - more.keys()
         return cls(**{name: getattr(method, name) for name in names}, **more)
+
+    @property
+    def directions(self) -> int:
+        """R of a low rank."""
+        return DIRECTIONS if self.rank is None else self.rank
 
     @property
     def sums(self) -> Sums:
@@ -136,12 +143,41 @@ def check_held(settings: CurvatureSettings, weights_MD: Tensor) -> None:
     """Raise ValueError if the sums do not fit in memory."""
     size, device = weights_MD.shape[-1], weights_MD.device
     if settings.structure == "low_rank":
-        check_memory(settings.rank * weights_MD.nbytes, "directions of all members", device, rank=settings.rank)
+        rank = settings.directions
+        check_memory(rank * weights_MD.nbytes, "directions of all members", device, rank=rank)
     if settings.structure == "dense" and (free := free_memory(device)) < weights_MD.nbytes * size:
         raise ValueError(
             f"`structure='dense'` is a matrix of {size:,} by {size:,}, which would take "
             f"{size_of(weights_MD.nbytes * size)}, and {size_of(free)} are free. Use structure='kronecker'."
         )
+
+
+def _check_factors(settings: CurvatureSettings, collector: Collector, weights_MD: Tensor) -> None:
+    """Raise ValueError if Kronecker factors and their eigenvectors do not fit in memory, before any is made."""
+    if settings.structure not in {"kronecker", "ekfac"}:
+        return
+    free, layers = free_memory(weights_MD.device), len(collector.network.parts)
+    needed = _taken(settings, collector, weights_MD)
+    if needed <= free:
+        return
+    advice = "No rank of the factors of long sides fits."
+    for rank in (32, 16, 8, 4, 2, 1):
+        lower = replace(settings, structure="kronecker", rank=rank)
+        if (least := _taken(lower, collector, weights_MD)) <= free:
+            advice = f"Use structure='kronecker' with rank={rank}, which takes {size_of(least)}."
+            break
+    raise ValueError(
+        f"`structure={settings.structure!r}` holds Kronecker factors of {layers:,} layers, and their eigenvectors, "
+        f"which would take {size_of(needed)}, and {size_of(free)} are free. {advice} Or let `random` of the model name "
+        f"fewer layers: {int(layers * free / needed):,} of such fit. Or use structure='diagonal'."
+    )
+
+
+def _taken(settings: CurvatureSettings, collector: Collector, weights_MD: Tensor) -> int:
+    """Return the bytes of the sums of all members and of their eigenvectors, which EKFAC has among its sums."""
+    like = weights_MD[0, : collector.network.size].to("meta")
+    sums = len(weights_MD) * sum(t.nbytes for t in settings.sums.empty(collector.network, like).values())
+    return 2 * sums if settings.structure == "kronecker" else sums * 3 // 2
 
 
 def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int) -> CurvaturePass:
@@ -169,7 +205,9 @@ def add(
     with_exact = WithExact.has_exact(now.sums) if now.sums else settings.needs_exact(density, batch)
     collector = settings.collector(model, LayerSupport.parse(now.found), with_exact=with_exact)
     members = Members(now.weights_MD, now.buffers, now.seeds)
-    now = now if now.sums else replace(now, sums=collector.empty(members))
+    if not now.sums:
+        _check_factors(settings, collector, now.weights_MD)
+        now = replace(now, sums=collector.empty(members))
     position = divmod(now.step, now.steps_per_epoch)
     gradient_MD = now.gradient_MD if settings.check_mode else None
     batch_log_likelihood_M = collector.add_(

@@ -21,6 +21,8 @@ from torch import Tensor
 from torchbayes.curvature.collect import units
 from torchbayes.density.density import LogDensity
 from torchbayes.health.mode import off_mode
+from torchbayes.linalg import Curvature
+from torchbayes.linalg.dropped import evened
 from torchbayes.methods.choices import Choice, Epochs, Strength
 from torchbayes.methods.defaults import Defaults, Report
 from torchbayes.methods.finite import writable
@@ -42,9 +44,12 @@ from torchbayes.model.priors.bound import correlated
 from torchbayes.model.priors.groups import SharedVariance
 from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.problems import note
 
 State = CurvaturePass
 PriorName = Literal["model", "scalar", "layer", "weight"]
+
+_EVENED = 0.5  # share of the trace of the curvature that may lie in directions that are not held, without a word
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,12 @@ class Laplace(Kept, Defaults):
         samples: targets drawn for each row by "fisher".
         sharing: how Kronecker factors treat weights that are used at several places: "expand" or "reduce".
         joint_bias: whether a layer's biases share its Kronecker factors, as inputs that are 1.
-        rank: directions of "low_rank".
+        rank: directions of "low_rank" (None: 20), and eigenvectors that "kronecker" keeps on the long side of a layer:
+            one with 10 times the length of the other and more than 4 times the rank, as layers of adapters have. The
+            trace of the others is spread evenly over all directions but these, which lowers the evidence; nothing is
+            lost if the rows have no more directions than the rank. None: 32, if the whole factors of long sides would
+            have more than 2²⁴ numbers together (64 MB in single precision); else they are kept whole, as a rank of a
+            quarter of the side or more keeps them.
         passes: passes over the data for "low_rank": the last measures the curvature along directions that the others
             find.
         chunk: numbers that a piece of a batch may take: the bound on memory.
@@ -91,7 +101,7 @@ class Laplace(Kept, Defaults):
     samples: int = field(default=1, kw_only=True)
     sharing: Sharing = field(default="expand", kw_only=True)
     joint_bias: bool = field(default=True, kw_only=True)
-    rank: int = field(default=20, kw_only=True)
+    rank: int | None = field(default=None, kw_only=True)
     passes: int = field(default=3, kw_only=True)
     chunk: int = field(default=2**24, kw_only=True)
     check_mode: bool = field(default=True, kw_only=True)
@@ -166,6 +176,7 @@ class Laplace(Kept, Defaults):
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
         posterior = curvature_pass.finish(self.curvature_settings, density, state)
+        _note_evened(posterior.curvature)
         # before another prior is chosen, because the gradient belongs to the prior of the training
         problems = off_mode(posterior, state.gradient_MD) if self.check_mode else []
         by_evidence: Any = self.prior
@@ -178,6 +189,16 @@ class Laplace(Kept, Defaults):
         )
         _ = posterior.gaussian  # factorised now, so that an indefinite precision raises here
         return posterior.with_problems(problems)
+
+
+def _note_evened(curvature: Curvature) -> None:
+    """Say so if factors of low rank hold less than half of the curvature."""
+    share = float((evened(curvature) / curvature.trace().clamp_min(torch.finfo(torch.float32).tiny)).max())
+    if share > _EVENED:
+        note(
+            f"the Kronecker factors of long sides are kept at low rank, and {share:.0%} of the trace of the curvature "
+            f"is spread evenly over the directions that they leave out. A higher `rank` keeps more."
+        )
 
 
 def _check_prior(method: Laplace, model: Model) -> None:
