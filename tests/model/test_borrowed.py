@@ -159,6 +159,18 @@ def test_no_method_allocates_a_second_base(name: str, form: str, monkeypatch: py
     assert_close(probs.sum(-1), torch.ones(len(INPUTS)), rtol=1e-5)
 
 
+def test_a_parameter_that_is_random_in_part_is_copied_once():
+    given = adapted(8)
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    mask[0, :3] = True
+    network = Network(given, {"body.weight": mask})
+    held = network.module.get_parameter("body.weight").data_ptr()
+    assert held == network.mask.tensors["body.weight"].data_ptr() != given.body.weight.data_ptr()
+    assert torch.equal(network(network.weights(), INPUTS), given(INPUTS))
+    assert network.fresh([0])[0].shape == (1, 3)
+    assert torch.equal(network(network.weights(), INPUTS), given(INPUTS))
+
+
 def test_tables_of_whole_numbers_are_borrowed_and_other_buffers_copied():
     given = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     given[0].register_buffer("codes", torch.arange(6).view(2, 3))
@@ -376,6 +388,8 @@ def test_a_network_that_is_changed_later_is_refused(change: Callable[[Adapted], 
         fitted(model)
     with pytest.raises(ValueError, match="was changed later"):
         posterior.save(tmp_path / "posterior.safetensors")
+    with pytest.raises(ValueError, match="was changed later"):
+        posterior.module()
     assert not [*tmp_path.iterdir()]
     fitted(model_of(given))  # a new model is of the network as it is now
 
@@ -453,6 +467,16 @@ def half_frozen() -> nn.Module:
     return made
 
 
+def flat() -> nn.Module:
+    """All weights, random ones too, lie behind one another, as in a file that is mapped into memory."""
+    made = adapted(8)
+    memory, start = torch.cat([p.detach().flatten() for p in made.parameters()]), 0
+    for parameter in made.parameters():
+        parameter.data = memory[start : start + parameter.numel()].view(parameter.shape)
+        start += parameter.numel()
+    return made
+
+
 def low() -> nn.Module:
     return adapted(8).bfloat16()
 
@@ -460,6 +484,7 @@ def low() -> nn.Module:
 UNUSUAL: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tied": (Tied, "lora*"),
     "views": (views, "3.*"),
+    "flat": (flat, "*lora*"),
     "half frozen": (half_frozen, "*"),
     "bfloat16": (low, "*lora*"),
 }

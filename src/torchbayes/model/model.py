@@ -90,9 +90,8 @@ class Model:
             network: any nn.Module (never written to), or a function that builds a fresh one. Give a function if
                 several members are fitted and the constructor draws weights in a way that the modules' own initialisers
                 do not. The weights of a function, or of a module on the meta device, take no memory beside the
-                members'. A network that changes its inputs in place gets copies. What is not random stays where it is,
-                and changing it later is an error. A function is called once if most of its network is not random, and
-                initialisers draw the rest.
+                members'. A network that changes its inputs in place gets copies. What is not random stays in its
+                memory, and must not change later; a function that makes mostly such weights is called once.
             likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
             prior: one prior for all weights, a mapping glob -> prior, or a joint prior over all weights. None leaves it
                 open: it is N(0, 1), but samplers on minibatches without a given step size may choose a smaller scale on
@@ -162,7 +161,8 @@ class Model:
         Raises:
             ValueError: if tensors differ in their number of rows, one in `shared` is missing, or constants changed.
         """
-        self.network.borrowed.check()
+        if self.network.borrowed.tensors:
+            self.network.borrowed.check()
         rows = dict(rows) if isinstance(rows, Mapping) else rows
         tree = with_shared(rows, self.shared) if what == "inputs" else rows
         precision = self.network.precision

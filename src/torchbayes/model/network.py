@@ -157,7 +157,7 @@ class Network:
 
         The first call in each mode finds out whether the module changes its inputs or buffers in place.
         """
-        if not torch.compiler.is_compiling():
+        if self.borrowed.tensors and not torch.compiler.is_compiling():
             self.borrowed.check_versions()
         state = {**self.precision.cast(self.mask.fill(views)), **(self.buffers if buffers is None else buffers)}
         effects = self.held.ask(state, inputs, device=self.device)

@@ -130,15 +130,21 @@ def places(
 ) -> dict[int, nn.Parameter]:
     """Return the parameters that replace random ones in the network's module, by identity.
 
-    They are views of `held_D`, or tensors without memory if that is None. Parameters that are random in part are
-    copied.
+    They are views of `held_D`, or tensors without memory if that is None; those that are random in part are the tensors
+    of the mask. Parameters of other dtypes than these are copied, and cast in a call.
     """
+    masked = {
+        id(named[name]): nn.Parameter(t, requires_grad=False)
+        for name, t in mask.tensors.items()
+        if named[name].dtype == t.dtype
+    }
     whole = [name for name in layout.names if name not in mask.indices]
     if held_D is None:
-        return {id(named[name]): nn.Parameter(without_memory(named[name]), requires_grad=False) for name in whole}
+        empty = {id(named[name]): nn.Parameter(without_memory(named[name]), requires_grad=False) for name in whole}
+        return {**masked, **empty}
     views = layout.split(held_D)
-    same = [name for name in whole if named[name].dtype == held_D.dtype]  # others are copied, and cast in a call
-    return {id(named[name]): nn.Parameter(views[name], requires_grad=False) for name in same}
+    same = [name for name in whole if named[name].dtype == held_D.dtype]
+    return {**masked, **{id(named[name]): nn.Parameter(views[name], requires_grad=False) for name in same}}
 
 
 def outweighed(chosen: Mapping[str, Tensor], module: nn.Module) -> bool:
