@@ -140,8 +140,8 @@ def _said(names: list[str]) -> str:
     more = f" and {len(names) - 1} more, which are" if len(names) > 1 else ", which is"
     return (
         f"the network that Model was made of was changed later: `{names[0]}`{more} not random. Model reads such "
-        f"tensors where they are, and what was inferred holds for their old values. Make the Model anew, or let it "
-        f"have a network of its own, `Model(copy.deepcopy(network), ...)`."
+        f"tensors where they are, and what was inferred holds for their old values. Make the Model anew, widen "
+        f"`random` if they are to be inferred, or give it a network of its own, `Model(copy.deepcopy(network), ...)`."
     )
 
 
