@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,7 +144,7 @@ LEAN: dict[str, Any] = {
 
 @pytest.mark.parametrize("form", ["module", "factory"])
 @pytest.mark.parametrize("name", LEAN)
-def test_no_method_allocates_a_second_base(name: str, form: str, monkeypatch: pytest.MonkeyPatch):
+def test_no_method_allocates_a_second_base(name: str, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     given = adapted()
     widen()  # which the first fit of a process does, by a large allocation
     for copied in (given.body.weight, given.body.weight.untyped_storage()):
@@ -154,7 +155,11 @@ def test_no_method_allocates_a_second_base(name: str, form: str, monkeypatch: py
         model = model_of(given if form == "module" else lambda: given)
         start = model.given_weights() if name == "laplace" else None
         posterior = fitted(model, LEAN[name], start=start)
-        probs = tb.predict(posterior, INPUTS, draws=4).probs
+        again = tb.load(posterior.save(tmp_path / "posterior.safetensors"), model)
+        probs = tb.predict(again, INPUTS, draws=4).probs
+        tb.evaluate(posterior, (INPUTS, TARGETS), draws=4)
+        if name == "laplace":
+            tb.predict(tb.Linearised(posterior), INPUTS)
     assert counted.count == 0
     assert_close(probs.sum(-1), torch.ones(len(INPUTS)), rtol=1e-5)
 
@@ -377,7 +382,7 @@ CHANGES = [by_hand, row_of_a_matrix, past_the_counter, fused, loaded]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_network_that_is_changed_later_is_refused(change: Callable[[Adapted], None], tmp_path: Any):
+def test_a_network_that_is_changed_later_is_refused(change: Callable[[Adapted], None], tmp_path: Path):
     given = adapted()
     model = model_of(given)
     posterior = fitted(model)
