@@ -51,6 +51,36 @@ def test_every_method(name: str, method: str, tmp_path: Path):
     check(model, method, rows(name), tmp_path)
 
 
+@pytest.mark.parametrize("classifier", [False, True])
+def test_a_factory_is_called_once_and_its_base_is_shared(classifier: bool):
+    made: list[Any] = []
+
+    def make() -> nn.Module:
+        kind = {"task_type": "SEQ_CLS"} if classifier else {}  # a classifier is trained beside the adapter
+        made.append(peft.get_peft_model(network("bert"), peft.LoraConfig(r=2, target_modules=["query"], **kind)))
+        return made[-1]
+
+    globs = ["*lora*", "*modules_to_save*"]
+    model = tb.Model(make, tb.likelihoods.Categorical(), random=globs if classifier else "*lora*")
+    posterior = tb.fit(model, rows("bert"), tb.MAP(members=2, epochs=2, batch_size=4))
+    probs = tb.predict(posterior, {key: value for key, value in rows("bert").items() if key != "labels"}).probs
+    assert_close(probs.sum(-1), torch.ones(probs.shape[:-1]), rtol=1e-5)
+    assert len(made) == 1
+    given = dict(made[0].named_parameters())
+    assert all(t.data_ptr() == given[name].data_ptr() for name, t in model.network.constants.items())
+    assert any("classifier" in name for name in model.layout.names) == classifier
+
+
+@pytest.mark.filterwarnings("ignore:Merging")
+def test_an_adapter_that_is_merged_into_the_base_later_is_refused():
+    given: Any = adapted("bert")
+    model = tb.Model(given, tb.likelihoods.Categorical(), random="*lora*")
+    posterior = tb.fit(model, rows("bert"), tb.MAP(epochs=1, batch_size=4))
+    given.merge_adapter()
+    with pytest.raises(ValueError, match=r"was changed later: `.*query.base_layer.weight` and \d+ more, which are not"):
+        tb.evaluate(posterior, rows("bert"))
+
+
 @pytest.mark.parametrize("name", [*TARGETS])
 def test_laplace_is_that_of_the_network_by_autograd(name: str):
     model = tb.Model(adapted(name).double(), tb.likelihoods.Categorical(), random="*lora*")

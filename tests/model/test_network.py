@@ -232,14 +232,17 @@ def test_the_module_is_never_written_to(train: bool, untouched_rng: None):
         assert torch.equal(after[name], value), name
 
 
-def test_changing_the_module_later_changes_nothing():
+def test_changing_random_weights_of_the_module_later_changes_nothing_and_constants_are_refused():
     module = mlp()
     network, inputs = Network(module, "2.*"), normal(4, 3)
     weights, outputs = network.weights(), network(network.weights(), inputs)
     with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.zero_()
+        module[2].weight.zero_()  # type: ignore[operator,union-attr]
     assert torch.equal(network(weights, inputs), outputs)
+    with torch.no_grad():
+        module[0].weight.zero_()  # type: ignore[operator,union-attr]
+    with pytest.raises(ValueError, match=r"was changed later: `0\.weight`, which is not random\. Model reads"):
+        network(weights, inputs)
 
 
 # --- training mode and buffers ---

@@ -57,6 +57,7 @@ def plain_of(posterior: Posterior) -> Plain:
     if model.network.mask.indices:
         name_in_part = next(iter(model.network.mask.indices))
         raise ValueError(f"`{name_in_part}` is random in part, and networks are compressed whole. Give `random` globs.")
+    model.network.borrowed.check()
     views, learned = model.split(mean_D)
     made = filled(model.network.module, {**views, **_statistics(posterior, views)})
     spread = {} if variance_D is None else model.layout.split(variance_D)

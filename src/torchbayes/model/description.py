@@ -111,8 +111,9 @@ def fingerprint(network: Network, *, without: Container[str] = ()) -> dict[str, 
     """Return what identifies each tensor that is not inferred: the checksum of its bytes, its dtype, some elements.
 
     A body of 100 million parameters takes half a second, once for each network. Buffers named in `without` do not
-    count, because others take their place.
+    count, because others take their place. SettingError is raised if a tensor has changed since the Model was made.
     """
+    network.borrowed.check()
     prints = _KNOWN.setdefault(network, {})
     for name, tensor in _constants(network).items():
         if name not in prints:

@@ -16,6 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd  # no public base class covers e
 
 from torchbayes.checks import SettingError
 from torchbayes.model.batches.batch import arguments, copied, tensors_of
+from torchbayes.model.borrowed import ReadOnly, apart
 from torchbayes.model.initialisation import copied as module_copy
 from torchbayes.model.wrappers import unwrapped
 from torchbayes.native.process import trim
@@ -28,7 +29,7 @@ class Seen(NamedTuple):
     """The effects of a module's call, found out once in each mode."""
 
     inputs: bool  # whether it changes its inputs in place
-    buffers: frozenset[str]  # names of the buffers that it changes
+    written: frozenset[str]  # names of the buffers and borrowed tensors that it changes
     draws: bool  # whether it draws random numbers, or has dropout
 
 
@@ -52,12 +53,20 @@ class Held:
     module, so that calls in several threads do not interfere.
     """
 
-    def __init__(self, module: nn.Module, random: Collection[str], live: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        random: Collection[str],
+        live: Collection[str] = (),
+        *,
+        shared: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Note where the tensors of `module`, which is never run itself, are held.
 
-        No call may change the parameters named in `random`; the parts named in `live` follow training mode.
+        No call may change the parameters named in `random`; the parts named in `live` follow training mode. A call that
+        would change its tensors in `shared`, whose memory is another module's, is given copies.
         """
-        self._template, self._random, self._live = module, random, live
+        self._template, self._random, self._live, self._shared = module, random, live, dict(shared or {})
         self._own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._seen: dict[bool, Seen] = {}  # by whether it is in training mode
         self._shell = _Shell(module, self._own, live)
@@ -108,15 +117,15 @@ class Held:
 
         The inputs belong to the user, and the next call must see the same values. So the module gets copies if it
         changes its inputs in place, as a first `nn.ReLU(inplace=True)` does, or if that is not known. The same holds
-        for buffers that it changes and that are not in `state`.
+        for buffers and borrowed tensors that it changes and that are not in `state`.
         """
         module = self._shell.module
         effects = self._seen.get(module.training)
         args, kwargs = arguments(copied(inputs) if effects is None or effects.inputs else inputs)
         if torch.compiler.is_compiling():
             return functional_call(module, dict(state), args, kwargs)
-        if effects is not None and effects.buffers:
-            state = {**{name: self._own[name].clone() for name in effects.buffers}, **state}
+        if effects is not None and effects.written:
+            state = {**{name: self._own[name].clone() for name in effects.written}, **state}
         with self._holding(state):
             return module(*args, **kwargs)
 
@@ -131,32 +140,46 @@ class Held:
         if training in self._seen or torch.compiler.is_compiling() or peek_interpreter_stack():
             return self._seen.get(training)
         # tensors created in inference mode have no version counter
-        with torch.inference_mode(False), seeded(Purpose.WRITING, device=device) as drawn:
-            copies, copied_inputs = (
-                {n: t.detach().clone() for n, t in {**self._buffers(), **state}.items()},
-                copied(inputs),
-            )
-            tensors, before = tensors_of(copied_inputs), _versions(copies)
-            counts, (args, kwargs) = _counts(tensors), arguments(copied_inputs)
-            with self._holding(copies):
-                module(*args, **kwargs)
-            written = [name for name, version in _versions(copies).items() if version != before[name]]
-            if weights := [name for name in written if name in self._random]:
-                raise SettingError(
-                    f"the network changes its weights `{weights[0]}` in place whenever it is called, as "
-                    f"nn.Embedding(max_norm=...) does, so that no density belongs to them. Let it use a changed copy "
-                    f"instead."
-                )
-            buffers = frozenset(written) & self._buffers().keys()
-            draws = drawn.used or any(drops(inner) for inner in module.modules() if inner.training)
-            self._seen[training] = Seen(counts != _counts(tensors), buffers, draws)
-        del copies
-        trim()  # returns the memory of these copies, and of earlier copies of the network, to the system
+        with torch.inference_mode(False):
+            asked, written = {**self._buffers(), **state}, frozenset[str]()
+            while (seen := self._tried(asked, inputs, device=device)).written - asked.keys():
+                written |= seen.written & self._shared.keys()
+                asked.update({name: self._shared[name] for name in written})
+            self._seen[training] = seen._replace(written=seen.written | written)
+        trim()  # returns the memory of copies, and of earlier copies of the network, to the system
         return self._seen[training]
 
+    def _tried(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> Seen:
+        """Return the effects of a call with copies of the tensors of `state`, in the mode that the module is in.
+
+        What it would write to shared tensors that are not among them is left out.
+        """
+        module = self._shell.module
+        copies, copied_inputs = {n: t.detach().clone() for n, t in state.items()}, copied(inputs)
+        tensors, before = tensors_of(copied_inputs), _versions(copies)
+        counts, (args, kwargs) = _counts(tensors), arguments(copied_inputs)
+        others = {name: apart(tensor) for name, tensor in self._shared.items() if name not in copies}
+        held = {**others, **copies}
+        with seeded(Purpose.WRITING, device=device) as drawn, ReadOnly(others) as kept, self._holding(held):
+            try:
+                module(*args, **kwargs)
+            except Exception:
+                if not kept.written:  # else it is called again, with copies of these tensors
+                    raise
+        written = [name for name, version in _versions(copies).items() if version != before[name]]
+        if weights := [name for name in written if name in self._random]:
+            raise SettingError(
+                f"the network changes its weights `{weights[0]}` in place whenever it is called, as "
+                f"nn.Embedding(max_norm=...) does, so that no density belongs to them. Let it use a changed copy "
+                f"instead."
+            )
+        draws = drawn.used or any(drops(inner) for inner in module.modules() if inner.training)
+        changed = frozenset(written) & (self._buffers().keys() | self._shared.keys()) | kept.written
+        return Seen(counts != _counts(tensors), changed, draws)
+
     def _buffers(self) -> dict[str, Tensor]:
-        """Return the buffers that the module holds, without sparse ones and those without values."""
-        named = ((n, t) for n, t in self._own.items() if not isinstance(t, nn.Parameter))
+        """Return the buffers that the module alone holds, without sparse ones and those without values."""
+        named = ((n, t) for n, t in self._own.items() if not isinstance(t, nn.Parameter) and n not in self._shared)
         return {n: t for n, t in named if t.layout == torch.strided and not t.is_meta}
 
 

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchbayes.model.borrowed import ReadOnly, apart, borrowed
 from torchbayes.model.layout import Layout
 from torchbayes.model.wrappers import plainly_named
 
@@ -39,6 +40,7 @@ _HF_MARK = "_is_hf_initialized"  # on a module: initialised, so skip it; on a pa
 _UNSET = 0.1234567  # value of random parameters until an initialiser writes them
 _SMALLER, _LARGER, _FEWEST = 1 / 4, 8.0, 64  # bounds on ratios of root mean squares, and least number of elements
 _ERRORS = 6  # standard errors by which root mean squares may differ by chance
+_ERRORS_ONCE = 4  # the same of a network just made: taking it for another costs time alone, as its factory is at hand
 _ADVICE = "Give Model a function that makes the network, or pass `start=` to fit."
 
 
@@ -79,23 +81,38 @@ def without_values(tensor: Tensor) -> bool:
     return tensor.is_meta and type(tensor) in {Tensor, nn.Parameter}
 
 
-def reinitialised(
-    module: nn.Module, layout: Layout, loaded: Sequence[str] = (), *, device: torch.device, warn: bool = True
-) -> nn.Module:
+class Fresh(NamedTuple):
+    """A network with fresh random parameters, and those whose magnitudes in the given module are others."""
+
+    module: nn.Module
+    odd_sizes: list[_Sizes]
+
+    def warn(self) -> None:
+        """Warn where magnitudes in the module differ from those that its initialisers give."""
+        if self.odd_sizes:
+            more = f" {len(self.odd_sizes)} parameters are like that." if len(self.odd_sizes) > 1 else ""
+            warnings.warn(
+                f"members start at what initialisers give: {self.odd_sizes[0]}.{more} {_ADVICE}", stacklevel=2
+            )
+
+
+def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (), *, device: torch.device) -> Fresh:
     """Return a copy of a module with fresh random parameters, drawn from the global generators.
 
-    Tensors on the meta device get memory on `device`, and values from initialisers alone. Other parameters may be drawn
-    afresh too. The magnitude of parameters in `loaded`, which come from a checkpoint, is not compared: it says nothing
-    about initialisation.
+    Parameters that are not random stay in the memory that they have. Initialisers may read them; what they would write
+    to them is left out, and draws no numbers. Tensors on the meta device get memory on `device`, and values from
+    initialisers alone. The magnitude of parameters in `loaded`, which come from a checkpoint, is not compared: it says
+    nothing about initialisation.
 
     It raises ValueError if nothing initialises a random parameter or a buffer without values, an initialiser fails, or
     the magnitude of a parameter in the module is far from what its initialisers give.
     """
-    made = copied(module, _memory(module, device))
+    constants = {identity: apart(same) for identity, same in borrowed(module, random_ids(module, layout)).items()}
+    made = copied(module, {**_memory(module, device), **constants})
     for part in made.modules():
         part.__dict__.pop(_HF_MARK, None)
     random = random_ids(made, layout)
-    with torch.no_grad():
+    with torch.no_grad(), ReadOnly({str(identity): tensor for identity, tensor in constants.items()}):
         for parameter in made.parameters():
             if id(parameter) in random:
                 parameter.fill_(_UNSET)
@@ -122,10 +139,21 @@ def reinitialised(
                 fresh[name].copy_(original[name])
             elif id(fresh[name]) not in adapted and name not in loaded:
                 compared.append(name)
-    differing = [_compared(name, original[name], fresh[name]) for name in compared]
-    if warn:
-        _warn_of_sizes([sizes for sizes in differing if sizes is not None])
-    return made
+    differing = (_compared(name, original[name], fresh[name]) for name in compared)
+    return Fresh(made, [sizes for sizes in differing if sizes is not None])
+
+
+def drawn_alike(module: nn.Module, layout: Layout, *, device: torch.device) -> bool:
+    """Return whether initialisers give all random parameters as the constructor, which just made the module, did.
+
+    Root mean squares may differ by chance, and what is not constant in the module must not be so when it is drawn.
+    """
+    try:
+        fresh = dict(reinitialised(module, layout, device=device).module.named_parameters())
+    except ValueError:  # a parameter has no initialiser, or quite another one
+        return False
+    held = dict(module.named_parameters())
+    return all(_alike(held[name], fresh[name]) for name in layout.names)
 
 
 def random_ids(module: nn.Module, layout: Layout) -> frozenset[int]:
@@ -183,13 +211,6 @@ def _still_marked(made: nn.Module, blank: Mapping[str, tuple[Tensor, int]]) -> l
         for name, (tensor, version) in blank.items()
         if now[name] is tensor and tensor._version == version and (tensor == tensor.new_tensor(_UNSET)).all()
     ]
-
-
-def _warn_of_sizes(odd_sizes: Sequence[_Sizes]) -> None:
-    """Warn where magnitudes in the module differ from those that its initialisers give."""
-    if odd_sizes:
-        more = f" {len(odd_sizes)} parameters are like that." if len(odd_sizes) > 1 else ""
-        warnings.warn(f"members start at what initialisers give: {odd_sizes[0]}.{more} {_ADVICE}", stacklevel=2)
 
 
 def _initialise(made: nn.Module, random: frozenset[int], plain: frozenset[int]) -> None:
@@ -295,6 +316,16 @@ def _compared(name: str, held_tensor: Tensor, fresh: Tensor) -> _Sizes | None:
     if not _SMALLER <= held / drawn <= _LARGER:
         raise ValueError(f"members cannot be initialised: {sizes}. {_ADVICE}")
     return sizes if abs(math.log(held / drawn)) > _ERRORS * math.hypot(held_error, drawn_error) else None
+
+
+def _alike(held_tensor: Tensor, fresh: Tensor) -> bool:
+    """Return whether a parameter in the module is constant if its fresh values are, and as large but for chance."""
+    if torch.equal(held_tensor, fresh):
+        return True
+    (held, held_error), (drawn, drawn_error) = _size(held_tensor), _size(fresh)
+    if not held or not drawn or bool((fresh == fresh.flatten()[:1]).all()):
+        return False
+    return abs(math.log(held / drawn)) <= _ERRORS_ONCE * math.hypot(held_error, drawn_error)
 
 
 def _size(tensor: Tensor) -> tuple[float, float]:

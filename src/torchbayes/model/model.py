@@ -87,10 +87,11 @@ class Model:
         """Put network, likelihood and prior together.
 
         Args:
-            network: any nn.Module (copied, never written to), or a function that builds a fresh one. Give a function if
+            network: any nn.Module (never written to), or a function that builds a fresh one. Give a function if
                 several members are fitted and the constructor draws weights in a way that the modules' own initialisers
                 do not. The weights of a function, or of a module on the meta device, take no memory beside the
-                members'. A network that changes its inputs in place gets copies.
+                members'. A network that changes its inputs in place gets copies. What is not random stays in its
+                memory, and must not change later; a function that makes mostly such weights is called once.
             likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
             prior: one prior for all weights, a mapping glob -> prior, or a joint prior over all weights. None leaves it
                 open: it is N(0, 1), but samplers on minibatches without a given step size may choose a smaller scale on
@@ -158,8 +159,10 @@ class Model:
         Inputs that all rows share are wrapped in `Shared`.
 
         Raises:
-            ValueError: if tensors differ in their number of rows, or an input named in `shared` is missing.
+            ValueError: if tensors differ in their number of rows, one in `shared` is missing, or constants changed.
         """
+        if self.network.borrowed.tensors:
+            self.network.borrowed.check()
         rows = dict(rows) if isinstance(rows, Mapping) else rows
         tree = with_shared(rows, self.shared) if what == "inputs" else rows
         precision = self.network.precision

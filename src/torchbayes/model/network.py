@@ -1,11 +1,13 @@
 """An nn.Module as a pure function of flat weights: buffers, fresh initialisation and batch-norm policy.
 
-The user's module is copied once and never written to. Parameters that are random (matched by the glob and with
-`requires_grad`) live in the flat vector; the others are constants. Modules without random parameters below them always
-run in evaluation mode, so a frozen backbone keeps its batch-norm statistics and its dropout stays off.
+The user's module is never written to. Parameters that are random (matched by the glob and with `requires_grad`) are
+copied, and live in the flat vector; the others are constants, which stay in the module's memory. Modules without random
+parameters below them always run in evaluation mode, so a frozen backbone keeps its batch-norm statistics and its
+dropout stays off.
 
-The random weights of a given module are kept. Weights that a factory draws, or the initialisers of a module on the meta
-device, are drawn again on demand, so that a large network takes no memory beside the members' weights.
+The random weights of a given module are kept, and so are those of a factory's network that is mostly constant. Weights
+that another factory draws, or the initialisers of a module on the meta device, are drawn again on demand, so that a
+large network takes no memory beside the members' weights.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public base c
 
 from torchbayes.checks import SettingError
 from torchbayes.model.batches.batch import batch_size, on_rows, tensors_of, unshared
+from torchbayes.model.borrowed import Borrowed, borrowed
 from torchbayes.model.functional_call import Held, functional_copy
 from torchbayes.model.initialisation import copied, loaded, random_ids, warn_of_loaded, without_values
 from torchbayes.model.layout import Layout, Random, RandomMask, is_random, names_of, only
-from torchbayes.model.origin import Given, Origin, check_known, device_of, made_by, places
+from torchbayes.model.origin import Given, Origin, check_known, device_of, made_by, outweighed, places
 from torchbayes.model.precision import Precision, widened
 from torchbayes.model.wrappers import plainly_named
 
@@ -45,7 +48,8 @@ class Network:
         class_axis: which axis of the module's result becomes the last one of the outputs.
         precision: the dtypes of weights, inputs and parameters.
         mask: parameters of which only some elements are random.
-        constants: name -> tensor of the parameters that are not random.
+        constants: name -> tensor of the parameters that are not random, in the memory of the given module.
+        borrowed: what else is in its memory too, and whether it has changed since.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
         by_batch: names of the batch-norm layers without running statistics, whose outputs depend on the batch in
@@ -56,7 +60,7 @@ class Network:
 
     @torch.inference_mode(False)  # tensors made in that mode cannot be differentiated later
     def __init__(self, module: Given, random: Random = "*", *, class_axis: int = -1) -> None:
-        """Copy the module and lay out its random weights.
+        """Copy what is random in the module, and lay it out.
 
         Args:
             module: a network, or a function without arguments that makes a freshly initialised one. All random
@@ -78,12 +82,17 @@ class Network:
         self.layout = Layout.of(chosen)
         self.shapes = Layout.of(only(self.layout.names, named))
         self.device = device_of(made, chosen, factory)
-        has_values = factory is None and not any(map(without_values, chosen.values()))
+        kept = factory is None or outweighed(chosen, made)
+        has_values = kept and not any(map(without_values, chosen.values()))
         self._held_D = self.layout.join(chosen) if has_values else None  # below float32 if all of them are
-        template = functional_copy(made, places(named, self.layout, self.mask, held_D=self._held_D))
-        self.constants = {n: p.detach() for n, p in template.named_parameters() if n not in chosen}
+        own = random_ids(made, self.layout) | {id(named[name]) for name in self.layout.names}
+        lent = borrowed(made, own)  # constants, which build no graph
+        template = functional_copy(made, {**places(named, self.layout, self.mask, held_D=self._held_D), **lent})
+        self.constants = {n: p for n, p in template.requires_grad_(False).named_parameters() if n not in chosen}
         from_checkpoint = () if factory else loaded(made, self.layout)
-        self._origin = Origin(factory, template, self.layout, self.mask, device=self.device, loaded=from_checkpoint)
+        self._origin = Origin(
+            factory, template, self.layout, self.mask, device=self.device, loaded=from_checkpoint, held=kept
+        )
         live = _live_modules(template, self.layout)
         moving = [(n, b) for n, b in template.named_buffers() if b.layout == torch.strided]  # sparse ones stay
         self.buffers = {n: b.clone() for n, b in moving if n.rpartition(".")[0] in live}
@@ -94,7 +103,8 @@ class Network:
         self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
         self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
         self.convolutional = any(isinstance(m, nn.Conv2d) for m in template.modules())
-        self.held = Held(template.eval().requires_grad_(False), self.layout.names, live)  # constants build no graph
+        self.borrowed = Borrowed.of(template, lent.values())
+        self.held = Held(template.eval(), self.layout.names, live, shared=self.borrowed.tensors)
 
     @property
     def module(self) -> nn.Module:
@@ -147,10 +157,12 @@ class Network:
 
         The first call in each mode finds out whether the module changes its inputs or buffers in place.
         """
+        if self.borrowed.tensors and not torch.compiler.is_compiling():
+            self.borrowed.check_versions()
         state = {**self.precision.cast(self.mask.fill(views)), **(self.buffers if buffers is None else buffers)}
         effects = self.held.ask(state, inputs, device=self.device)
         if buffers is None and effects is not None:  # a call must not change the network's own buffers
-            state.update({name: state[name].clone() for name in effects.buffers if name in self.buffers})
+            state.update({name: state[name].clone() for name in effects.written if name in self.buffers})
         return state
 
     def training(self) -> AbstractContextManager[None]:

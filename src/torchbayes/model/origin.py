@@ -1,7 +1,11 @@
 """Where random weights come from: the module that holds them, a factory, or the initialisers of an empty module.
 
 The weights that a module holds are kept, once. Those of a factory, or of a module on the meta device, are drawn again
-on demand, so that a large network takes no memory beside the members' weights.
+on demand, so that a large network takes no memory beside the members' weights. If most of what a factory makes is not
+random, as in a pretrained network with an adapter, it is the other way round: making it again would take the memory and
+time of the whole. The first network is then kept, and the initialisers of its parts draw the members' weights, as for a
+module. The factory draws them only where these initialisers do not: if nothing initialises a parameter, or magnitudes
+differ from those in the first network by more than chance. Its networks are made one at a time, and dropped at once.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +21,7 @@ from torch import Tensor, nn
 
 from torchbayes.checks import seen
 from torchbayes.model.functional_call import without_memory
-from torchbayes.model.initialisation import reinitialised, without_values
+from torchbayes.model.initialisation import drawn_alike, reinitialised, without_values
 from torchbayes.model.layout import Layout, RandomMask, only
 from torchbayes.model.wrappers import bare, plainly_named
 from torchbayes.randomness.seeds import Purpose, seeded
@@ -28,13 +33,14 @@ Given = nn.Module | Callable[[], nn.Module]
 class Origin:
     """The source of a network's random weights."""
 
-    # makes freshly initialised networks; None if the module's own initialisers draw
+    # makes freshly initialised networks; None if there is none
     factory: Callable[[], nn.Module] | None
     module: nn.Module
     layout: Layout
     mask: RandomMask
     device: torch.device
     loaded: Sequence[str] = ()  # names of parameters from a checkpoint
+    held: bool = True  # whether the random weights of the first network are kept
 
     def drawn(self, seed: int | None = None, *, warn: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the random weights, and all buffers, of one freshly initialised network, by name.
@@ -43,15 +49,26 @@ class Origin:
         `reinitialised`; a factory that makes another network than before raises ValueError too.
         """
         with _seeded(seed, self.device):
-            if self.factory is not None:
+            if self.factory is not None and self._made_again:
                 module = bare(self.factory())
             else:
-                module = reinitialised(self.module, self.layout, self.loaded, device=self.device, warn=warn)
+                fresh = reinitialised(self.module, self.layout, self.loaded, device=self.device)
+                module = fresh.module
+                if warn and self.factory is None:
+                    fresh.warn()
         named = plainly_named(module.named_parameters())
         if not named.keys() >= set(self.layout.names):
             raise ValueError("the factory must make networks with the same parameter names at every call.")
         weights = self.mask.select(only(self.layout.names, named))
         return {n: t.detach() for n, t in weights.items()}, plainly_named(module.named_buffers())
+
+    @cached_property
+    def _made_again(self) -> bool:
+        """Whether the factory draws members, and not the initialisers of the network that it made first."""
+        if not self.held:
+            return True
+        with _seeded(None, self.device):
+            return not drawn_alike(self.module, self.layout, device=self.device)
 
 
 def made_by(given: Given) -> nn.Module:
@@ -113,15 +130,26 @@ def places(
 ) -> dict[int, nn.Parameter]:
     """Return the parameters that replace random ones in the network's module, by identity.
 
-    They are views of `held_D`, or tensors without memory if that is None. Parameters that are random in part are
-    copied.
+    They are views of `held_D`, or tensors without memory if that is None; those that are random in part are the tensors
+    of the mask. Parameters of other dtypes than these are copied, and cast in a call.
     """
+    masked = {
+        id(named[name]): nn.Parameter(t, requires_grad=False)
+        for name, t in mask.tensors.items()
+        if named[name].dtype == t.dtype
+    }
     whole = [name for name in layout.names if name not in mask.indices]
     if held_D is None:
-        return {id(named[name]): nn.Parameter(without_memory(named[name]), requires_grad=False) for name in whole}
+        empty = {id(named[name]): nn.Parameter(without_memory(named[name]), requires_grad=False) for name in whole}
+        return {**masked, **empty}
     views = layout.split(held_D)
-    same = [name for name in whole if named[name].dtype == held_D.dtype]  # others are copied, and cast in a call
-    return {id(named[name]): nn.Parameter(views[name], requires_grad=False) for name in same}
+    same = [name for name in whole if named[name].dtype == held_D.dtype]
+    return {**masked, **{id(named[name]): nn.Parameter(views[name], requires_grad=False) for name in same}}
+
+
+def outweighed(chosen: Mapping[str, Tensor], module: nn.Module) -> bool:
+    """Return whether most of a network's parameters, in bytes, are not random."""
+    return 2 * sum(t.nbytes for t in chosen.values()) < sum(parameter.nbytes for parameter in module.parameters())
 
 
 def check_known(module: nn.Module, drawn: Container[str]) -> None:

@@ -195,6 +195,7 @@ def _check_shapes(wanted: Layout, held: Mapping[str, Tensor], source: str) -> No
 def _check_constants(model: Model, held: Mapping[str, Tensor], source: str) -> None:
     """Raise a ValueError if a parameter that is not random differs from the model's; warn of such buffers."""
     network = model.network
+    network.borrowed.check()  # the model's may be those of the trained network itself
     _check_shapes(Layout.of(network.constants), held, source)
     changed = [n for n, t in network.constants.items() if n in held and not _same(t, held[n])]
     for name, whole in network.mask.tensors.items():

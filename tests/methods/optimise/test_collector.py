@@ -237,8 +237,12 @@ def test_what_is_not_random_must_not_change() -> None:
     net[1].bias.data += 1
     with pytest.warns(UserWarning, match=r"frozen part: `0\.1\.running_mean`"):
         collector.collect(net)
-    net[0][0].weight.data += 1
+    other = copy.deepcopy(net)
+    other[0][0].weight.data += 1
     with pytest.raises(ValueError, match=r"not random: `0\.0\.weight`.*widen `random`"):
+        collector.collect(other)
+    net[0][0].weight.data += 1  # which the model reads too
+    with pytest.raises(ValueError, match=r"changed later: `0\.0\.weight`, which is not random.*widen `random`"):
         collector.collect(net)
     assert collector.points == (2,)
 

@@ -57,6 +57,7 @@ class PredictiveModule(nn.Module, ABC):
     def __init__(self, model: Model, parts: Parts, settings: Mapping[str, Any]) -> None:
         """Hold tensors, and a network without tensors; `posterior.module` makes one."""
         super().__init__()
+        model.network.borrowed.check()
         mark_constants()  # before a graph is made of the module
         for name, tensors in parts.items():
             self.add_module(name, _tree(tensors))
