@@ -8,6 +8,7 @@ import torch
 
 import torchbayes as tb
 from tests.conformal.refusals import CONFORMAL
+from tests.methods.adapters.adapted import Adapted
 from tests.refusals import things
 from tests.refusals.nonsense import (
     CHOICE_OF_DRAWS,
@@ -544,6 +545,9 @@ NETWORKS = {
         networks.DropConnect,
         lambda: {"layer": torch.nn.Linear(2, 2)},
         {"layer": (*OBJECT, torch.nn.Linear, torch.nn.Tanh()), "dropout": SHARE},
+    ),
+    "networks.scale_rows": Case(
+        networks.scale_rows, lambda: {"network": Adapted()}, {"network": (*OBJECT, torch.nn.Linear(2, 2))}
     ),
     "networks.MultiHead": Case(
         networks.MultiHead,

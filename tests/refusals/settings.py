@@ -159,7 +159,7 @@ METHODS = {
             "schedule": _SCHEDULE,
             "draws": COUNT,
             "antithetic": FLAG,
-            "initial_scale": POSITIVE,
+            "initial_scale": maybe(POSITIVE),
             "kl_weight": maybe(POSITIVE),
         },
     ),

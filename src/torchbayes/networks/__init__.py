@@ -5,6 +5,7 @@ them run under `torch.func.functional_call`, `torch.func.vmap` and `torch.compil
 has `reset_parameters`, which gives the members of an ensemble their fresh initialisations.
 """
 
+from torchbayes.networks.adapters import scale_rows
 from torchbayes.networks.modules import DropConnect, MultiHead, for_head
 from torchbayes.networks.registry import build, names
 from torchbayes.networks.resnet import FilterResponseNorm2d, preresnet20, resnet20_frn
@@ -24,6 +25,7 @@ __all__ = [
     "names",
     "preresnet20",
     "resnet20_frn",
+    "scale_rows",
     "small_cnn",
     "tabular",
 ]

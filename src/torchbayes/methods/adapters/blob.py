@@ -7,6 +7,10 @@ not random". In the layer, with the normal prior N(0, s²) of A, q is a normal d
 W₀ + B μ whose columns lie in the space of B, and its divergence from N(W₀, s² B Bᵀ) is that of q from p. The paper has
 s = 0.2 and no prior of B: `Model(…, prior={"*lora_A*": priors.Normal(0.2), "*": priors.Flat()})`.
 
+Where A = diag(s) V (`networks.scale_rows`) the scales s are random in the place of A, r numbers of each layer, and V
+and B are trained: this is ScalaBL (Samplawski et al. 2025), with the prior `{"*lora_scales": priors.Normal(1.0), "*":
+priors.Flat()}`. Its code has KL(p ‖ q) for KL(q ‖ p), with which the scales end about as wide as the prior.
+
 Other than in the codes of the paper a draw is one A for all tokens of a step; q and p have no numbers added to their
 standard deviations; one optimiser moves all parameters, on the scale of the mean loss per observation, with β = 1; and
 the parameter of a scale is its logarithm, not its root.
@@ -25,7 +29,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.descent import Descended
 from torchbayes.health.spread import unmoved
-from torchbayes.methods.adapters.factors import factors_of
+from torchbayes.methods.adapters.factors import factors_of, scales_of
 from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
@@ -37,6 +41,8 @@ from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
 from torchbayes.posteriors.gaussian import Gaussian
+
+_OF_WEIGHTS, _OF_SCALES = 0.002, 0.05  # as in the papers
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class BLoB(Fitting):
         schedule: how the learning rate changes over the run.
         draws: S, of A for each step.
         antithetic: whether draws come in pairs ±ε; S is even then.
-        initial_scale: standard deviation of every weight of A at first.
+        initial_scale: standard deviation of every random weight at first; None for 0.002, or 0.05 of scales.
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
             `torchbayes.selection.lowered`.
         plan: how the stack of networks is run: auto, native, loop, vmap or compiled.
@@ -66,7 +72,7 @@ class BLoB(Fitting):
     schedule: Schedule = field(default_factory=Cosine)
     draws: int = 1
     antithetic: bool = False
-    initial_scale: float = 0.002
+    initial_scale: float | None = None
     kl_weight: float | Weighting | None = 1.0
     plan: BackendName | str = "auto"
 
@@ -93,11 +99,11 @@ class BLoB(Fitting):
         self.family(model.layout)
 
     def family(self, layout: Layout) -> DiagonalFamily:
-        """Return the distributions over the weights of a layout: those of A have a scale."""
-        return DiagonalFamily(tuple(adapter.first for adapter in factors_of(layout)))
+        """Return the distributions over the weights of a layout: those of A, or the scales of its rows, have one."""
+        return DiagonalFamily(tuple(scales_of(layout) or [adapter.first for adapter in factors_of(layout)]))
 
     def parameters(self, density: LogDensity, weights_MD: Tensor, *, seeds: Sequence[int]) -> Tensor:
-        scale_MD = weights_MD.new_full(weights_MD.shape, self.initial_scale)
+        scale_MD = weights_MD.new_full(weights_MD.shape, self._initial(density.model.layout))
         return self.family(density.model.layout).start(weights_MD, scale_MD, lambda like: like)
 
     def objective(
@@ -125,5 +131,11 @@ class BLoB(Fitting):
             averaged=True,
             why="they are spread wider than the data bear (lower `kl_weight`, or train longer)",
             together=True,
-            then=[lambda _: unmoved(random_MD, self.initial_scale)],
+            then=[lambda _: unmoved(random_MD, self._initial(posterior.model.layout))],
         )
+
+    def _initial(self, layout: Layout) -> float:
+        """Return the first standard deviation of a random weight."""
+        if self.initial_scale is None:
+            return _OF_SCALES if scales_of(layout) else _OF_WEIGHTS
+        return self.initial_scale

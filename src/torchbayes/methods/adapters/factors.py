@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchbayes.checks import SettingError
 from torchbayes.model.layout import Layout
+from torchbayes.networks.adapters import SCALES
 
 # parts of names by which libraries call A and B
 NAMES = (("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B"), ("lora_down", "lora_up"))
@@ -36,13 +37,23 @@ class Factors(NamedTuple):
         return weights_D[self.first].view(self.rank, -1), weights_D[self.second].view(-1, self.rank)
 
 
+def scales_of(layout: Layout) -> list[slice]:
+    """Return where the scales of rows lie, those of `networks.scale_rows`; an empty list if there are none."""
+    return [layout.slices[name] for name in layout.names if name.split(".")[-1] == SCALES]
+
+
 def factors_of(layout: Layout) -> list[Factors]:
     """Return the adapters among random weights, found by the names of their factors.
 
     Filters are factors too: A (r, C, h, w) and B (O, r, 1, 1).
 
-    Raises SettingError if there are none, or the other factor of one is not random.
+    Raises SettingError if there are none, the other factor of one is not random, or rows have scales of their own.
     """
+    if scales_of(layout):
+        raise SettingError(
+            "the rows of the adapters have scales of their own (`networks.scale_rows`), so no random weights are the "
+            "factor A itself. Give the network without scales, or take BLoB()."
+        )
     pairs = []
     for name, shape in layout.shapes.items():
         other = next((_renamed(name, *names) for names in NAMES if names[0] in name.split(".")), None)
