@@ -69,7 +69,7 @@ def scale_rows(network: nn.Module) -> nn.Module:
     pairs = [*_pairs(network)]
     if not pairs:
         raise ValueError(
-            "the network has no linear layers in places named `lora_A` and `lora_B`. Give one with adapters, such as "
+            "`network` has no linear layers in places named `lora_A` and `lora_B`. Give one with adapters, such as "
             "peft.get_peft_model(network, peft.LoraConfig())."
         )
     parts = [_parts(first.weight) for _, first, _ in pairs]  # all, before anything is changed
