@@ -169,7 +169,6 @@ class TFB(Kept, Defaults):
         )
 
     def ending(self, posterior: Gaussian, state: Search) -> Ending:
-        """Say where the bound says little, or was not met."""
         return Ended(said=[clause for m in range(len(state.loss_M)) for clause in self._said(state, m)])
 
     def _loss(self, density: LogDensity, state: Search, batch: Batch) -> Tensor:
