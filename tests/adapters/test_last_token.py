@@ -166,16 +166,18 @@ def test_answers_that_are_no_tokens_are_refused(answers: list[Any], message: str
 def test_networks_that_are_no_causal_language_models_are_refused():
     import transformers
 
-    with pytest.raises(TypeError, match="`network` must be an nn.Module"):
+    with pytest.raises(TypeError, match=r"`network` must be an nn.Module"):
         LastToken("gpt2", ANSWERS)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="must be a causal language model.*got Linear. Load it by AutoModelForCausalLM"):
+    with pytest.raises(
+        TypeError, match=r"must be a causal language model.*got Linear. Load it by AutoModelForCausalLM"
+    ):
         LastToken(nn.Linear(3, 4), ANSWERS)
     config = transformers.GPT2Config(vocab_size=WORDS, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
     with pytest.raises(TypeError, match="got GPT2Model"):
         LastToken(transformers.GPT2Model(config), ANSWERS)
     network = base("llama")
     network.lm_head = nn.Sequential(nn.LayerNorm(8))
-    with pytest.raises(TypeError, match="the output layer `lm_head` must be linear.*type Sequential"):
+    with pytest.raises(TypeError, match=r"the output layer `lm_head` must be linear.*type Sequential"):
         LastToken(network, ANSWERS)
     network.lm_head = nn.Linear(8, WORDS)
     network.lm_head.weight = nn.Parameter(torch.zeros(WORDS, 8, dtype=torch.int8), requires_grad=False)
@@ -186,5 +188,5 @@ def test_networks_that_are_no_causal_language_models_are_refused():
 def test_learned_prompts_are_refused():
     peft = pytest.importorskip("peft")
     network = peft.get_peft_model(base("gpt2"), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
-    with pytest.raises(TypeError, match="a learned prompt .PromptTuningConfig., which moves the tokens"):
+    with pytest.raises(TypeError, match=r"a learned prompt .PromptTuningConfig., which moves the tokens"):
         LastToken(network, ANSWERS)

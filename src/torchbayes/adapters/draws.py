@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar, cast
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +13,10 @@ from torchbayes.model.initialisation import copied
 from torchbayes.model.model import Model
 
 
-def load_draw(network: nn.Module, model: Model, weights: Tensor) -> nn.Module:
+_Network = TypeVar("_Network", bound=nn.Module)
+
+
+def load_draw(network: _Network, model: Model, weights: Tensor) -> _Network:
     """Return a copy of a network that holds one draw of a posterior's weights, as for `save_pretrained`.
 
     Everything that is not random is shared with the given network, which stays as it is. Of an output layer that
@@ -49,7 +54,7 @@ def load_draw(network: nn.Module, model: Model, weights: Tensor) -> nn.Module:
     for name, view in views.items():
         held = named[name.removeprefix(prefix)]
         shared[id(held)] = nn.Parameter(_whole(name, view, held, rows), requires_grad=held.requires_grad)
-    return copied(network, shared)
+    return cast(_Network, copied(network, shared))
 
 
 def _whole(name: str, view: Tensor, held: Tensor, rows: Tensor | None) -> Tensor:
