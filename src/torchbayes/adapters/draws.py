@@ -12,7 +12,6 @@ from torchbayes.checks import check_kind, check_tensor
 from torchbayes.model.initialisation import copied
 from torchbayes.model.model import Model
 
-
 _Network = TypeVar("_Network", bound=nn.Module)
 
 
@@ -26,8 +25,8 @@ def load_draw(network: _Network, model: Model, weights: Tensor) -> _Network:
     Args:
         network: the network that the model was made of, alone or in a `LastToken`, or another one of the same base.
         model: the model.
-        weights: one vector (D,), such as `posterior.sample(members)[0]`, or `posterior.centre.weights_MD[0]` for the
-            mean of a Gaussian. Learned parameters of the likelihood in it are left out.
+        weights: one vector (D,), such as `posterior.sample(members)[0]`, or `posterior.mean_MD[0]` for the mean of a
+            Gaussian. Learned parameters of the likelihood in it are left out.
 
     Returns:
         The copy, of the class of the network.
