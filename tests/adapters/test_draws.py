@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_refused():
     weights_D = model.given_weights()
     with pytest.raises(ValueError, match=r"`network` has no parameter `base_model.*`, nor \d+ others of the model"):
         load_draw(base("llama"), model, weights_D)
-    with pytest.raises(ValueError, match=r"`weights` must have \d+ elements"):
+    with pytest.raises(ValueError, match=r"`weights` must hold the \d+ weights of the model"):
         load_draw(network, model, weights_D[1:])
     with pytest.raises(ValueError, match=r"`weights` must have shape \(D,\)"):
         load_draw(network, model, weights_D.unsqueeze(0))

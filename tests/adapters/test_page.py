@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,9 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         exec(compile(block, str(PAGE), "exec"), names)
     assert names["prediction"].probs.shape == (1, 4)  # type: ignore[attr-defined]
     assert (tmp_path / "draw" / "adapter_model.safetensors").exists()
+
+
+def test_importing_the_room_imports_nothing_of_hugging_face():
+    script = "import sys, torchbayes.adapters; print({'transformers', 'peft', 'tokenizers'} & {*sys.modules})"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "set()\n"

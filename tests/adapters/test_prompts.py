@@ -91,7 +91,7 @@ def test_letters_that_are_the_same_token_are_refused():
 @pytest.mark.parametrize(
     ("questions", "settings", "message"),
     [
-        ([], {}, "there are no questions to encode"),
+        ([], {}, "`questions` is empty; there is nothing to encode"),
         ([TWO, OPEN], {}, "line 3: it has no answer, as 1 of 2 questions. Give an answer to each one, or encode those"),
         ([TWO, THREE], {"classes": 2}, "line 2: it has 3 choices, more than the 2 classes. Fit with as many classes"),
         ([TWO], {"classes": 1}, "`classes` must be a whole number of at least 2; got 1"),

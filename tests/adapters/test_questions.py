@@ -62,7 +62,10 @@ def test_a_letter_that_is_a_text_as_well(tmp_path: Path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ('{"question": "what", ', "line 2: it is no JSON: .*Write one whole object on each line"),
+        (
+            '{"question": "what", ',
+            "line 2: it is no JSON: Expecting .* at column 22. Write one whole object on each line",
+        ),
         ("[1, 2]", r"line 2: it must be a JSON object, in braces; got \[1, 2\]"),
         ({"choices": ["a", "b"]}, "line 2: it must have a 'question' or a 'prompt', one of them; it has 'choices'"),
         ({**RIGHT, "prompt": "which"}, "line 2: it must have a 'question' or a 'prompt', one of them; it has both"),

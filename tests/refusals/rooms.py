@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import torchbayes as tb
+from tests.adapters.refusals import ADAPTERS
 from tests.conformal.refusals import CONFORMAL
 from tests.refusals import things
 from tests.refusals.nonsense import (
@@ -734,4 +735,5 @@ ROOMS = {
     **NETWORKS,
     **CALIBRATION,
     **CONFORMAL,
+    **ADAPTERS,
 }

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.adapters.last_token import LastToken
-from torchbayes.checks import check_kind, check_tensor
+from torchbayes.checks import check_kind
 from torchbayes.model.initialisation import copied
 from torchbayes.model.model import Model
+from torchbayes.posteriors.functions import check_weights
 
 _Network = TypeVar("_Network", bound=nn.Module)
 
@@ -32,12 +33,12 @@ def load_draw(network: _Network, model: Model, weights: Tensor) -> _Network:
         The copy, of the class of the network.
 
     Raises:
-        ValueError: if the network does not have the random parameters of the model, or the vector is of another length.
+        ValueError: if the network does not have the random parameters of the model, or the vector is of another length
+            or not finite.
         TypeError: if an argument is of another kind.
     """
     check_kind(nn.Module, "an nn.Module", network=network)
-    check_kind(Model, "a Model", model=model)
-    check_tensor("D", weights=weights)
+    check_weights(model, weights=weights)
     views = model.network.mask.fill(model.split(weights.detach())[0])
     inside, prefix, rows = model.network.module, "", None
     if isinstance(inside, LastToken) and not isinstance(network, LastToken):

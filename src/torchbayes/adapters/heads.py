@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchbayes.checks import seen
+
 
 class TiedRows(nn.Module):
     """Some rows of a weight that is trained elsewhere too, as that of embeddings; they are taken in each call."""
@@ -119,9 +121,12 @@ def _kind(head: nn.Module) -> str:
 def index_of(answers: Any, size: int) -> Tensor:
     """Return tokens of answers as a tensor (K,) of different whole numbers below the number of tokens.
 
-    Raises ValueError if they are not.
+    Raises ValueError if they are not, TypeError if they are no numbers at all.
     """
-    rows = torch.as_tensor(answers)
+    try:
+        rows = torch.as_tensor(answers)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"`answers` must be the numbers of tokens, (K,); got {seen(answers)}.") from error
     if rows.ndim != 1 or len(rows) < 2 or rows.is_floating_point() or rows.dtype == torch.bool:
         raise ValueError(
             f"`answers` must be the numbers of two tokens or more, (K,); got {rows.dtype} of shape {tuple(rows.shape)}."

@@ -46,8 +46,8 @@ class LastToken(nn.Module):
             answers: the tokens of the answers, K different ones, as `answer_tokens` gives them.
 
         Raises:
-            TypeError: if the network is no causal language model, its output layer is not linear or quantised, or its
-                adapter is a prompt, which has no place for answers.
+            TypeError: if the network is no causal language model, its output layer is quantised or not linear, its
+                adapter is a learned prompt, or the answers are no numbers.
             ValueError: if the answers are not at least two different tokens of the network.
         """
         super().__init__()

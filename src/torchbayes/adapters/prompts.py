@@ -11,11 +11,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchbayes.adapters.questions import Question, multiple_choice
-from torchbayes.checks import check_counts, check_function, check_text, is_whole, optional, seen
+from torchbayes.checks import (
+    check_counts,
+    check_flags,
+    check_function,
+    check_object,
+    check_text,
+    is_whole,
+    optional,
+    seen,
+)
 
 Template = Callable[[Question], str]
 """Writes a question as a prompt, at whose end the answer follows."""
 
+_TOKENIZER = "AutoTokenizer.from_pretrained(…)"
 _NO_LIMIT = 10**9  # tokenizers of Hugging Face name a larger number where they know of no limit
 
 
@@ -33,8 +43,10 @@ def answer_tokens(tokenizer: Any, count: int, *, before: str = "") -> Tensor:
 
     Raises:
         ValueError: if a letter is not one token of its own; the message names it.
+        TypeError: if an argument is of another kind.
     """
     check_text(before=before)
+    check_object(("__call__",), _TOKENIZER, tokenizer=tokenizer)
     if not is_whole(count) or not 2 <= count <= len(LETTERS):
         raise ValueError(f"`count` must be a whole number from 2 to {len(LETTERS)}, as letters go; got {seen(count)}.")
     tokens = list[int]()
@@ -86,9 +98,11 @@ def encode(
     Raises:
         ValueError: if there are no questions, only some have an answer, one has more choices than there are classes,
             or a prompt is empty or longer than the limit. The message has the number of its line.
-        TypeError: if the template does not return text.
+        TypeError: if the template does not return text, or an argument is of another kind.
     """
+    check_object(("__call__",), _TOKENIZER, tokenizer=tokenizer)
     check_function("a function from a question to a prompt", template=template)
+    check_flags(special_tokens=special_tokens)
     optional(check_counts, max_length=max_length)
     _check_alike(questions)
     width, most = _classes(questions, classes), _limit(tokenizer, max_length)
@@ -102,9 +116,11 @@ def encode(
 
 
 def _check_alike(questions: Sequence[Question]) -> None:
-    """Raise ValueError if there are no questions, or some have an answer and others have none."""
+    """Raise ValueError if there are no questions, or some have an answer and others have none; TypeError if no list."""
+    if not isinstance(questions, list | tuple) or not all(isinstance(each, Question) for each in questions):
+        raise TypeError(f"`questions` must be a list of Question, as `read_questions` gives it; got {seen(questions)}.")
     if not questions:
-        raise ValueError("there are no questions to encode.")
+        raise ValueError("`questions` is empty; there is nothing to encode.")
     without = [question for question in questions if question.answer is None]
     if without and len(without) < len(questions):
         raise ValueError(

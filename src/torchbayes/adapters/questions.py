@@ -18,7 +18,7 @@ from pathlib import Path
 from string import ascii_uppercase as LETTERS
 from typing import Any
 
-from torchbayes.checks import as_file, is_whole, seen
+from torchbayes.checks import as_file, check_kind, is_whole, seen
 
 _TEXTS, _ANSWERS = ("question", "prompt"), ("answer", "label")
 
@@ -99,7 +99,11 @@ def multiple_choice(question: Question) -> str:
 
     Returns:
         The prompt, without a line break or blank at its end.
+
+    Raises:
+        TypeError: if it is not a `Question`.
     """
+    check_kind(Question, "a Question", question=question)
     choices = "\n".join(f"{letter}) {text}" for letter, text in zip(LETTERS, question.choices, strict=False))
     instruction = "Answer this multiple-choice question with the letter of one choice."
     return f"{instruction}\n\n{question.text}\n\nChoices:\n{choices}\n\nAnswer:"
@@ -118,8 +122,9 @@ def _questions(lines: list[str]) -> Iterator[Question]:
 def _object(text: str, line: int) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"line {line}: it is no JSON: {error}. Write one whole object on each line.") from error
+    except (ValueError, RecursionError) as error:
+        said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ValueError(f"line {line}: it is no JSON: {said}. Write one whole object on each line.") from error
     if not isinstance(found, dict):
         raise ValueError(f"line {line}: it must be a JSON object, in braces; got {seen(found)}.")
     return found
