@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import torchbayes as tb
-from tests.adapters.tiny import ANSWERS, TARGETS, adapted, base, prompts
+from tests.adapters.tiny import ANSWERS, TARGETS, adapted, base, prompts, whole_logits
 from tests.architectures.helpers import ggn, precision
 from tests.oracles import assert_close, classes
-from torchbayes.adapters import LastToken
+from torchbayes.adapters import LastToken, load_draw
 
 pytest.importorskip("peft")
 pytestmark = [
@@ -127,10 +127,27 @@ def test_members_of_a_tied_base_that_is_trained_as_a_whole_stay_tied():
     assert not torch.equal(logits[0], logits[1])
 
 
-def test_fresh_members_of_an_untied_cut_layer_have_its_rows():
-    model = tb.Model(LastToken(base("llama", tied=True), ANSWERS), tb.likelihoods.Categorical(), random="*layers*")
-    weights_MD, _ = model.starting_weights([0])
-    assert model.network(weights_MD[0], inputs_of(rows())).shape == (8, 4)
+@pytest.mark.parametrize("tied", [False, True])
+def test_fresh_members_of_a_cut_output_layer_that_is_trained_have_its_rows(tied: bool):
+    """Hugging Face ties the weights of a base again after it has initialised them."""
+    saved = adapted("llama", tied=tied, head=False, modules_to_save=["lm_head"])
+    asked, globs = rows(), ["*lora*", "*modules_to_save*"]
+    model = tb.Model(LastToken(saved, ANSWERS), tb.likelihoods.Categorical(), random=globs)
+    assert model.layout.shapes["network.base_model.model.lm_head.modules_to_save.default.weight"] == (4, 8)
+    posterior = tb.fit(model, asked, tb.MAP(members=2, epochs=1, batch_size=4))
+    assert tb.predict(posterior, inputs_of(asked)).probs.shape == (8, 4)
+    weights_D = posterior.weights_MD[0]
+    found = whole_logits(load_draw(saved, model, weights_D), asked, ANSWERS)
+    assert_close(found, model.network(weights_D, inputs_of(asked)), rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_not_random_is_in_the_memory_of_the_base():
+    network = adapted("llama", tied=True)
+    model = tb.Model(LastToken(network, ANSWERS), tb.likelihoods.Categorical(), random="*lora*")
+    given, constants = dict(network.named_parameters()), model.network.constants
+    shared = {name: tensor for name, tensor in constants.items() if "lm_head" not in name}
+    assert all(tensor.data_ptr() == given[name.removeprefix("network.")].data_ptr() for name, tensor in shared.items())
+    assert sum(tensor.numel() for tensor in constants.values() if tensor not in {*shared.values()}) == 4 * 8
 
 
 def test_the_average_as_a_plain_module():
