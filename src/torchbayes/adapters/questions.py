@@ -25,7 +25,7 @@ _TEXTS, _ANSWERS = ("question", "prompt"), ("answer", "label")
 
 @dataclass(frozen=True)
 class Question:
-    """A question with choices.
+    """A question with choices; ValueError says what is wrong with its text, choices or answer.
 
     Attributes:
         text: what is asked.
@@ -40,7 +40,6 @@ class Question:
     line: int | None = None
 
     def __post_init__(self) -> None:
-        """Check text, choices and answer; ValueError says what is wrong with them."""
         if not isinstance(self.text, str) or not self.text.strip():
             raise ValueError(f"{self.where}: the question must be text that is not empty; got {seen(self.text)}.")
         object.__setattr__(self, "choices", _checked(self.choices, self.where))
