@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import torchbayes as tb
+from tests.adapters.refusals import ADAPTERS
 from tests.conformal.refusals import CONFORMAL
 from tests.methods.adapters.adapted import Adapted
 from tests.refusals import things
@@ -738,4 +739,5 @@ ROOMS = {
     **NETWORKS,
     **CALIBRATION,
     **CONFORMAL,
+    **ADAPTERS,
 }

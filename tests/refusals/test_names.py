@@ -9,7 +9,7 @@ from tests.refusals.pictures import PICTURES
 from tests.refusals.rooms import ROOMS
 from tests.refusals.settings import SETTINGS
 from tests.refusals.verbs import VERBS
-from torchbayes import data, diagnostics, evidence, geometry, metrics, networks, report
+from torchbayes import adapters, data, diagnostics, evidence, geometry, metrics, networks, report
 from torchbayes import sklearn as estimators
 from torchbayes.report import figures
 
@@ -18,6 +18,7 @@ ROOMS_OF = {
     "": tb,
     "likelihoods.": tb.likelihoods,
     "priors.": tb.priors,
+    "adapters.": adapters,
     "metrics.": metrics,
     "diagnostics.": diagnostics,
     "evidence.": evidence,
@@ -70,7 +71,7 @@ PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Paramete
 PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 # their own tests damage files
-FILES = {"load", "load_module", "calibration.load", "compression.load", "conformal.load"}
+FILES = {"adapters.read_questions", "load", "load_module", "calibration.load", "compression.load", "conformal.load"}
 ESTIMATORS = {"sklearn." + name for name in estimators.__all__}  # tests/sklearn: they check what they get in `fit`
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
 ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING | ESTIMATORS
