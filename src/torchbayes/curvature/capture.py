@@ -22,6 +22,7 @@ from torchbayes.curvature.layers import Call
 from torchbayes.model.batches.batch import batch_size, tensors_of
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.precision import widened
+from torchbayes.model.recomputation import activations_kept
 from torchbayes.native.process import differentiable, plain_attention
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -72,7 +73,7 @@ def pulled_back(outputs: Tensor, at: Sequence[Any], column: Tensor, **options: A
 
 @contextmanager
 def watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, Any], None]) -> Iterator[None]:
-    """Call `see(name, inputs, outputs)` whenever one of the modules has run."""
+    """Call `see(name, inputs, outputs)` whenever one of the modules has run; activations are kept, so each runs once."""
     handles = []
     try:
         for name in modules:
@@ -85,7 +86,8 @@ def watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, A
                 return outputs
 
             handles.append(module.register_forward_hook(hook, with_kwargs=True))
-        yield
+        with activations_kept():
+            yield
     finally:
         for handle in handles:
             handle.remove()

@@ -18,11 +18,13 @@ from torchbayes.checks import SettingError
 from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.model.borrowed import ReadOnly, apart
 from torchbayes.model.initialisation import copied as module_copy
+from torchbayes.model.recomputation import Again, calling
 from torchbayes.model.wrappers import unwrapped
 from torchbayes.native.process import trim
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
+_PATIENCE = 60.0  # seconds for which a thread of the backward pass waits for another
 
 
 class Seen(NamedTuple):
@@ -31,6 +33,7 @@ class Seen(NamedTuple):
     inputs: bool  # whether it changes its inputs in place
     written: frozenset[str]  # names of the buffers and borrowed tensors that it changes
     draws: bool  # whether it draws random numbers, or has dropout
+    own_generator: bool  # whether it draws from a generator of its own
 
 
 class _Shell(threading.local):
@@ -43,6 +46,69 @@ class _Shell(threading.local):
         self.module = module_copy(template, {id(tensor): tensor for tensor in tensors.values()})
         self.places = _places(self.module, tensors)
         self.live = tuple(m for n, m in self.module.named_modules() if n in live)
+        self.lock = threading.RLock()  # threads of PyTorch's backward pass may hold tensors in it too
+
+
+class _Pass:
+    """A call of a module with the tensors of `state`, to which functions that it checkpoints are bound."""
+
+    def __init__(self, held: Held, shell: _Shell, state: Mapping[str, Tensor]) -> None:
+        self._held, self._state = held, state
+        self._module, self._places, self._lock = shell.module, shell.places, shell.lock
+        self._thread = threading.get_ident()
+        self._modes: list[tuple[nn.Module, bool]] | None = None
+
+    def note(self) -> None:
+        self._held._recomputing.add(self._module.training)
+
+    def repeatable(self) -> bool:
+        effects = self._held._seen.get(self._module.training)
+        return effects is None or not effects.own_generator
+
+    def draws(self) -> bool:
+        return self._held.draws(training=self._module.training)
+
+    def again(self) -> Again:
+        """Return what gives contexts in which the module holds the tensors of this pass, and is in its mode.
+
+        Buffers have the values that they have now, however often: what a second run writes to them is dropped.
+        """
+        if self._modes is None:
+            self._modes = [(inner, inner.training) for inner in self._module.modules()]
+        modes = self._modes
+        at = {name: self._places[name][0] for name in self._changing(any(training for _, training in modes))}
+        buffers = {name: table[key].clone() for name, (table, key) in at.items()}
+
+        @contextmanager
+        def holding() -> Iterator[None]:
+            state = {**self._state, **{name: tensor.clone() for name, tensor in buffers.items()}}
+            with self._alone(), _in_modes(modes), _swapped(self._places, state), calling(self, again=True):
+                yield
+
+        return holding
+
+    def _changing(self, training: bool) -> Collection[str]:
+        """Return the names of buffers that the module may change; version counters do not show all that norms do."""
+        effects = self._held._seen.get(self._module.training)
+        own = {name: tensor for name, tensor in self._held._buffers().items() if name in self._state}
+        if effects is None:
+            return own
+        return {*effects.written, *(n for n, tensor in own.items() if training and tensor.is_floating_point())}
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads out of the module; RuntimeError in a thread that may meet it in use."""
+        thread = threading.current_thread()
+        mine = thread.ident == self._thread or isinstance(thread, threading._DummyThread)  # or PyTorch's own
+        if not mine or not self._lock.acquire(timeout=_PATIENCE):
+            raise RuntimeError(
+                "the network recomputes activations (torch.utils.checkpoint) in another thread than it was called in. "
+                "Run the backward pass in the thread of the forward pass."
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
 
 class Held:
@@ -69,6 +135,7 @@ class Held:
         self._template, self._random, self._live, self._shared = module, random, live, dict(shared or {})
         self._own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._seen: dict[bool, Seen] = {}  # by whether it is in training mode
+        self._recomputing = set[bool]()  # the modes in which it checkpoints functions
         self._shell = _Shell(module, self._own, live)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,6 +154,10 @@ class Held:
     def draws(self, *, training: bool) -> bool:
         """Return whether the module draws random numbers in a mode; True where that is not known yet."""
         return training not in self._seen or self._seen[training].draws
+
+    def recomputes(self, *, training: bool) -> bool:
+        """Return whether the module recomputes activations in a mode, as far as it has been called in it."""
+        return training in self._recomputing
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -126,7 +197,7 @@ class Held:
             return functional_call(module, dict(state), args, kwargs)
         if effects is not None and effects.written:
             state = {**{name: self._own[name].clone() for name in effects.written}, **state}
-        with self._holding(state):
+        with self._shell.lock, self._holding(state), calling(_Pass(self, self._shell, state)):
             return module(*args, **kwargs)
 
     def ask(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> Seen | None:
@@ -160,7 +231,13 @@ class Held:
         counts, (args, kwargs) = _counts(tensors), arguments(copied_inputs)
         others = {name: apart(tensor) for name, tensor in self._shared.items() if name not in copies}
         held = {**others, **copies}
-        with seeded(Purpose.WRITING, device=device) as drawn, ReadOnly(others) as kept, self._holding(held):
+        called = _Pass(self, self._shell, held)
+        with (
+            seeded(Purpose.WRITING, device=device) as drawn,
+            ReadOnly(others) as kept,
+            self._holding(held),
+            calling(called),
+        ):
             try:
                 module(*args, **kwargs)
             except Exception:
@@ -175,7 +252,7 @@ class Held:
             )
         draws = drawn.used or any(drops(inner) for inner in module.modules() if inner.training)
         changed = frozenset(written) & (self._buffers().keys() | self._shared.keys()) | kept.written
-        return Seen(counts != _counts(tensors), changed, draws)
+        return Seen(counts != _counts(tensors), changed, draws, drawn.foreign)
 
     def _buffers(self) -> dict[str, Tensor]:
         """Return the buffers that the module alone holds, without sparse ones and those without values."""
@@ -245,6 +322,33 @@ def _set_training(parts: Iterable[nn.Module], training: bool) -> None:
     for inner in parts:
         # Module.__setattr__ looks for parameters first, which adds up over a step
         object.__setattr__(inner, "training", training)
+
+
+@contextmanager
+def _in_modes(modes: Iterable[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Let each module be in a mode inside the `with`."""
+    changed = [inner for inner, training in modes if inner.training != training]
+    try:
+        for inner in changed:
+            object.__setattr__(inner, "training", not inner.training)
+        yield
+    finally:
+        for inner in changed:
+            object.__setattr__(inner, "training", not inner.training)
+
+
+@contextmanager
+def _swapped(places: Places, state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a module hold the tensors of `state` inside the `with`, and then those that it holds now."""
+    before = [(table, key, table[key]) for name in state for table, key in places[name]]
+    try:
+        for name, tensor in state.items():
+            for table, key in places[name]:
+                table[key] = tensor
+        yield
+    finally:
+        for table, key, tensor in before:
+            table[key] = tensor
 
 
 def _places(module: nn.Module, tensors: Mapping[str, Tensor]) -> Places:
