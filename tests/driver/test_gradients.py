@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from random import uniform
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.covering import with_studies
@@ -47,7 +47,7 @@ class Odd(nn.Module):
         return torch.cat([inputs, inputs[:, :1]], 1) if self.way == "left out" else self.first(inputs)
 
     def _given(self, inputs: Tensor) -> Tensor:
-        return self.first(inputs) * float(np.random.rand())
+        return self.first(inputs) * uniform(0, 1)
 
 
 def fit(way: str, method: Any, **options: Any) -> Any:
@@ -191,7 +191,9 @@ class Recomputing(nn.Module):
         def body(rows: Tensor) -> Tensor:
             return self.first(rows).tanh()
 
-        return self.last(checkpoint(body, inputs, use_reentrant=False) if self.training and self.recomputes else body(inputs))
+        return self.last(
+            checkpoint(body, inputs, use_reentrant=False) if self.training and self.recomputes else body(inputs)
+        )
 
 
 @pytest.mark.parametrize("method", [tb.MAP(epochs=1), tb.IVON(epochs=1), tb.Laplace()], ids=lambda m: type(m).__name__)

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.oracles import assert_close, normal
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import torchbayes as tb
+from tests.oracles import assert_close, normal
 from torchbayes.checks import SettingError
 from torchbayes.density import LogDensity
 from torchbayes.density.backend import Mixing
 from torchbayes.model.model import Batch
-from torchbayes.model.recomputation import activations_kept
+from torchbayes.native.recomputation import activations_kept
 
 X, Y = normal(12, 3), torch.arange(12) % 2
 counted = threading.local()
@@ -217,6 +217,44 @@ def test_transforms_keep_activations(way: str) -> None:
         found.append((jacobian, stacked))
     for one, other in zip(*found, strict=True):
         assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+class Outer(nn.Module):
+    """A network that gives another one its weights."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.inner = Deep(way)
+        self.factor = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scaled = {name: self.factor * tensor for name, tensor in self.inner.named_parameters()}
+        return functional_call(self.inner, scaled, inputs)
+
+
+def outer(way: str) -> tb.Model:
+    return tb.Model(Outer(way), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+
+
+def reduced(way: str) -> tb.Model:
+    whole = model(way)
+    return tb.Subspace.random(whole, whole.given_weights(), 4).model
+
+
+def scaled(way: str) -> tb.Model:
+    given = tb.priors.with_scales(
+        Deep(way), {"first.weight": tb.priors.Hierarchical(groups="columns"), "*": tb.priors.Normal()}
+    )
+    return tb.Model(given.network, tb.likelihoods.Categorical(), given.prior)
+
+
+@pytest.mark.parametrize("make", [outer, reduced, scaled])
+@pytest.mark.parametrize("way", ["non-reentrant", "reentrant"])
+def test_parts_that_are_given_weights_in_the_pass_have_them_again(make: Any, way: str) -> None:
+    one, other = make(way), make("never")
+    values = [LogDensity(each, 12, Batch(X, Y), plan="loop")(weights(each)) for each in (one, other)]
+    assert_close(values[0].gradient, values[1].gradient, rtol=1e-12, atol=1e-13)
+    assert one.network.held.recomputes(training=False)
 
 
 class Noisy(Deep):

@@ -22,8 +22,8 @@ from torchbayes.curvature.layers import Call
 from torchbayes.model.batches.batch import batch_size, tensors_of
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.precision import widened
-from torchbayes.model.recomputation import activations_kept
 from torchbayes.native.process import differentiable, plain_attention
+from torchbayes.native.recomputation import activations_kept
 from torchbayes.randomness.seeds import Purpose, generator
 
 Calls = dict[str, list[Call]]
@@ -73,7 +73,7 @@ def pulled_back(outputs: Tensor, at: Sequence[Any], column: Tensor, **options: A
 
 @contextmanager
 def watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, Any], None]) -> Iterator[None]:
-    """Call `see(name, inputs, outputs)` whenever one of the modules has run; activations are kept, so each runs once."""
+    """Call `see(name, inputs, outputs)` whenever one of the modules has run, once in a pass: activations are kept."""
     handles = []
     try:
         for name in modules:

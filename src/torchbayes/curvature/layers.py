@@ -21,8 +21,8 @@ from torch.func import functional_call, vjp, vmap
 
 from torchbayes.linalg.bases import coordinates
 from torchbayes.model.layout import Layout
-from torchbayes.model.recomputation import activations_kept
 from torchbayes.native.process import quiet_vmap
+from torchbayes.native.recomputation import activations_kept
 
 
 class Call(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ from torchbayes.checks import SettingError
 from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.model.borrowed import ReadOnly, apart
 from torchbayes.model.initialisation import copied as module_copy
-from torchbayes.model.recomputation import Again, calling
 from torchbayes.model.wrappers import unwrapped
 from torchbayes.native.process import trim
+from torchbayes.native.recomputation import Again, calling
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
@@ -69,30 +69,32 @@ class _Pass:
         return self._held.draws(training=self._module.training)
 
     def again(self) -> Again:
-        """Return what gives contexts in which the module holds the tensors of this pass, and is in its mode.
+        """Return what gives contexts in which the module holds the tensors that it holds now, and is in its mode.
 
         Buffers have the values that they have now, however often: what a second run writes to them is dropped.
         """
         if self._modes is None:
             self._modes = [(inner, inner.training) for inner in self._module.modules()]
-        modes = self._modes
-        at = {name: self._places[name][0] for name in self._changing(any(training for _, training in modes))}
-        buffers = {name: table[key].clone() for name, (table, key) in at.items()}
+        modes, changing = self._modes, self._changing(any(training for _, training in self._modes))
+        # all of them, because a network may itself give others to its parts, by torch.func.functional_call
+        places = [(table, key) for name in self._places.keys() - changing for table, key in self._places[name]]
+        kept = [(table, key, table[key]) for table, key in places]
+        buffers = [(self._places[name], _value(self._places[name]).clone()) for name in changing]
 
         @contextmanager
         def holding() -> Iterator[None]:
-            state = {**self._state, **{name: tensor.clone() for name, tensor in buffers.items()}}
-            with self._alone(), _in_modes(modes), _swapped(self._places, state), calling(self, again=True):
+            copies = [(table, key, copy) for at, b in buffers for copy in [b.clone()] for table, key in at]
+            with self._alone(), _in_modes(modes), _swapped([*kept, *copies]), calling(self, again=True):
                 yield
 
         return holding
 
-    def _changing(self, training: bool) -> Collection[str]:
+    def _changing(self, training: bool) -> set[str]:
         """Return the names of buffers that the module may change; version counters do not show all that norms do."""
         effects = self._held._seen.get(self._module.training)
         own = {name: tensor for name, tensor in self._held._buffers().items() if name in self._state}
         if effects is None:
-            return own
+            return {*own}
         return {*effects.written, *(n for n, tensor in own.items() if training and tensor.is_floating_point())}
 
     @contextmanager
@@ -337,14 +339,19 @@ def _in_modes(modes: Iterable[tuple[nn.Module, bool]]) -> Iterator[None]:
             object.__setattr__(inner, "training", not inner.training)
 
 
+def _value(at: Sequence[tuple[dict[str, Any], str]]) -> Tensor:
+    """Return the tensor in a place of a module."""
+    table, key = at[0]
+    return table[key]
+
+
 @contextmanager
-def _swapped(places: Places, state: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let a module hold the tensors of `state` inside the `with`, and then those that it holds now."""
-    before = [(table, key, table[key]) for name in state for table, key in places[name]]
+def _swapped(tensors: Sequence[tuple[dict[str, Any], str, Tensor]]) -> Iterator[None]:
+    """Let a module hold tensors in its tables by key inside the `with`, and then those that it holds now."""
+    before = [(table, key, table[key]) for table, key, _ in tensors]
     try:
-        for name, tensor in state.items():
-            for table, key in places[name]:
-                table[key] = tensor
+        for table, key, tensor in tensors:
+            table[key] = tensor
         yield
     finally:
         for table, key, tensor in before:

@@ -28,7 +28,6 @@ from torchbayes.model.model import Model, having
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.priors import Normal
 from torchbayes.model.priors.joint import Joint
-from torchbayes.model.recomputation import activations_kept
 from torchbayes.randomness.seeds import Purpose, generator
 
 NETWORK = "network."
@@ -52,8 +51,7 @@ class Reduced(nn.Module):
         """Return the network's outputs at the weights that the coordinates stand for."""
         network = self.space.whole.network
         views = network.mask.fill(network.layout.split(self.space.lift(self.coordinates)))
-        with activations_kept():  # a second run would not find these weights
-            return functional_call(self.network, dict(network.precision.cast(views)), args, kwargs)
+        return functional_call(self.network, dict(network.precision.cast(views)), args, kwargs)
 
 
 class Subspace:

@@ -167,9 +167,9 @@ def draws_alike() -> Callable[[], AbstractContextManager[None]] | None:
     def again() -> Iterator[None]:
         same = Drawn(torch.Generator().set_state(state), device)
         same.filtered = filtered
-        with nullcontext() if on_gpu is None else _gpu_at(on_gpu, device), _innermost(same):
-            with _Filter() if filtered else same:
-                yield
+        default = nullcontext() if on_gpu is None else _gpu_at(on_gpu, device)
+        with default, _innermost(same), _Filter() if filtered else same:
+            yield
 
     return again
 
@@ -179,9 +179,9 @@ def _begun(seed: int, device: torch.device | str) -> Iterator[Drawn]:
     """Give a thread its own generator, and yield the mode, not yet active, that passes it to operations."""
     device = torch.device(device)
     torch.random.default_generator = _STAND_IN  # type: ignore[assignment]
-    with _gpu(seed, device) if device.type == "cuda" else nullcontext():
-        with _innermost(Drawn(torch.Generator().manual_seed(seed), device)) as drawn:
-            yield drawn
+    default = _gpu(seed, device) if device.type == "cuda" else nullcontext()
+    with default, _innermost(Drawn(torch.Generator().manual_seed(seed), device)) as drawn:
+        yield drawn
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from torchbayes.model.dropout import check_dropout, rates
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.univariate import Normal
-from torchbayes.model.recomputation import activations_kept
+from torchbayes.native.recomputation import activations_kept
 from torchbayes.posteriors.layers.dropout import DropoutPosterior, folds
 from torchbayes.posteriors.layers.dropout import Fold as Layer
 from torchbayes.randomness.seeds import Purpose, generator

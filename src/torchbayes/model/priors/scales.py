@@ -24,7 +24,6 @@ from torchbayes.model.origin import Given, made_by
 from torchbayes.model.priors.axes import axes_of
 from torchbayes.model.priors.groups import Hierarchical
 from torchbayes.model.priors.univariate import Normal, PriorLike, PriorRules
-from torchbayes.model.recomputation import activations_kept
 
 NETWORK = "network."
 
@@ -81,8 +80,7 @@ class ScaledNetwork(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of the network under the scaled weights."""
-        with activations_kept():  # a second run would not find these weights
-            return functional_call(self.network, self.scaled(), args, kwargs)
+        return functional_call(self.network, self.scaled(), args, kwargs)
 
 
 def with_scales(network: Given, rules: PriorRules) -> Scaled:

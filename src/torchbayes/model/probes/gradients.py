@@ -18,17 +18,17 @@ from torch.utils import checkpoint
 
 from torchbayes.checks import SettingError
 from torchbayes.model.network import Network, outputs_of
-from torchbayes.model.recomputation import activations_kept
 from torchbayes.native.process import differentiable
+from torchbayes.native.recomputation import activations_kept
 from torchbayes.randomness.seeds import Purpose, generator, seeded
 
 _ATTEMPTS = 3  # passes in search of gradients
 _LEAST = 0.1  # least standard deviation of a change of weights
 _RECOMPUTED = (
-    "the network recomputes activations in the backward pass (torch.utils.checkpoint), and they are others than those of "
-    "the first pass. Perhaps a function that is checkpointed depends on what changes meanwhile: weights that "
-    "torch.func.functional_call gives to a part of the network, numbers from numpy or Python. Turn that off, in Hugging "
-    "Face models by `model.gradient_checkpointing_disable()`."
+    "the network recomputes activations in the backward pass (torch.utils.checkpoint), and they are others than those "
+    "of the first pass. Perhaps a function that is checkpointed depends on what changes meanwhile, such as random "
+    "numbers of numpy or Python, or counts its calls. Mend that, or turn checkpoints off, in Hugging Face models by "
+    "`model.gradient_checkpointing_disable()`."
 )
 
 
@@ -36,8 +36,8 @@ def dependence(network: Network, batches: Iterator[Any], *, training: bool) -> t
     """Return the outputs for the first rows, with their graph, and the parameters on which no outputs depend.
 
     `batches` yields inputs; mostly one batch is read. If nothing can be differentiated, no parameter is reported: a
-    method that needs a gradient says why it fails. SettingError is raised if the network recomputes other activations in
-    the backward pass than those of the first pass.
+    method that needs a gradient says why it fails. SettingError is raised if the network recomputes other activations
+    in the backward pass than those of the first pass.
     """
     initial, inputs = network.initial, next(batches)
     views, run = initial, _Asked(network, inputs, 0, training)
