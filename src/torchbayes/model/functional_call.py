@@ -20,7 +20,7 @@ from torchbayes.model.borrowed import ReadOnly, apart
 from torchbayes.model.initialisation import copied as module_copy
 from torchbayes.model.wrappers import unwrapped
 from torchbayes.native.process import trim
-from torchbayes.native.recomputation import Again, calling
+from torchbayes.native.recomputation import Again, Calling
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
@@ -52,13 +52,15 @@ class _Shell(threading.local):
 class _Pass:
     """A call of a module with the tensors of `state`, to which functions that it checkpoints are bound."""
 
-    def __init__(self, held: Held, shell: _Shell, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, held: Held, state: Mapping[str, Tensor]) -> None:
         self._held, self._state = held, state
-        self._module, self._places, self._lock = shell.module, shell.places, shell.lock
-        self._thread = threading.get_ident()
         self._modes: list[tuple[nn.Module, bool]] | None = None
 
     def note(self) -> None:
+        if self._modes is None:  # not before, because most networks checkpoint nothing
+            shell, self._thread = self._held._shell, threading.get_ident()
+            self._module, self._places, self._lock = shell.module, shell.places, shell.lock
+            self._modes = [(inner, inner.training) for inner in self._module.modules()]
         self._held._recomputing.add(self._module.training)
 
     def repeatable(self) -> bool:
@@ -73,9 +75,8 @@ class _Pass:
 
         Buffers have the values that they have now, however often: what a second run writes to them is dropped.
         """
-        if self._modes is None:
-            self._modes = [(inner, inner.training) for inner in self._module.modules()]
-        modes, changing = self._modes, self._changing(any(training for _, training in self._modes))
+        modes = self._modes or []
+        changing = self._changing(any(training for _, training in modes))
         # all of them, because a network may itself give others to its parts, by torch.func.functional_call
         places = [(table, key) for name in self._places.keys() - changing for table, key in self._places[name]]
         kept = [(table, key, table[key]) for table, key in places]
@@ -84,7 +85,7 @@ class _Pass:
         @contextmanager
         def holding() -> Iterator[None]:
             copies = [(table, key, copy) for at, b in buffers for copy in [b.clone()] for table, key in at]
-            with self._alone(), _in_modes(modes), _swapped([*kept, *copies]), calling(self, again=True):
+            with self._alone(), _in_modes(modes), _swapped([*kept, *copies]), Calling(self, again=True):
                 yield
 
         return holding
@@ -192,14 +193,15 @@ class Held:
         changes its inputs in place, as a first `nn.ReLU(inplace=True)` does, or if that is not known. The same holds
         for buffers and borrowed tensors that it changes and that are not in `state`.
         """
-        module = self._shell.module
+        shell = self._shell
+        module = shell.module
         effects = self._seen.get(module.training)
         args, kwargs = arguments(copied(inputs) if effects is None or effects.inputs else inputs)
         if torch.compiler.is_compiling():
             return functional_call(module, dict(state), args, kwargs)
         if effects is not None and effects.written:
             state = {**{name: self._own[name].clone() for name in effects.written}, **state}
-        with self._shell.lock, self._holding(state), calling(_Pass(self, self._shell, state)):
+        with shell.lock, self._holding(state), Calling(_Pass(self, state)):
             return module(*args, **kwargs)
 
     def ask(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> Seen | None:
@@ -233,12 +235,11 @@ class Held:
         counts, (args, kwargs) = _counts(tensors), arguments(copied_inputs)
         others = {name: apart(tensor) for name, tensor in self._shared.items() if name not in copies}
         held = {**others, **copies}
-        called = _Pass(self, self._shell, held)
         with (
             seeded(Purpose.WRITING, device=device) as drawn,
             ReadOnly(others) as kept,
             self._holding(held),
-            calling(called),
+            Calling(_Pass(self, held)),
         ):
             try:
                 module(*args, **kwargs)

@@ -63,15 +63,23 @@ _plain_generator: Any = checkpoint._checkpoint_without_reentrant_generator
 _plain_apply: Any = checkpoint.CheckpointFunction.apply
 
 
-@contextmanager
-def calling(call: Call | None, *, again: bool = False) -> Iterator[None]:
-    """Bind functions that are checkpointed inside the `with` to a call; `again` if it is one that runs them again."""
-    before = _NOW.call, _NOW.again
-    _NOW.call, _NOW.again = call, again
-    try:
-        yield
-    finally:
-        _NOW.call, _NOW.again = before
+class Calling:
+    """A context in which functions that are checkpointed are bound to a call; `again` if it is one that reruns them.
+
+    Every pass of every network enters one, so it is no generator.
+    """
+
+    __slots__ = ("_again", "_before", "_call")
+
+    def __init__(self, call: Call, *, again: bool = False) -> None:
+        self._call, self._again = call, again
+
+    def __enter__(self) -> None:
+        self._before = _NOW.call, _NOW.again
+        _NOW.call, _NOW.again = self._call, self._again
+
+    def __exit__(self, *_: object) -> None:
+        _NOW.call, _NOW.again = self._before
 
 
 @contextmanager
