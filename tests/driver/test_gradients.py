@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from random import uniform
 from typing import Any
 
 import pytest
 import torch
 from tests.covering import with_studies
-from tests.oracles import normal
+from tests.oracles import assert_close, normal
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -41,7 +42,12 @@ class Odd(nn.Module):
             return torch.cat([inputs, inputs[:, :1]], 1) if skipped else self.first(inputs)
         if self.way in {"reentrant", "recomputed"}:
             return checkpoint(self.first, inputs, use_reentrant=self.way == "reentrant")
+        if self.way == "recomputed otherwise":
+            return checkpoint(self._given, inputs, use_reentrant=False)
         return torch.cat([inputs, inputs[:, :1]], 1) if self.way == "left out" else self.first(inputs)
+
+    def _given(self, inputs: Tensor) -> Tensor:
+        return self.first(inputs) * uniform(0, 1)
 
 
 def fit(way: str, method: Any, **options: Any) -> Any:
@@ -58,7 +64,7 @@ METHODS = [
 ]
 
 
-WAYS = ["left out", "no_grad", "detached", "reentrant"]
+WAYS = ["left out", "no_grad", "detached"]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,6 @@ WAYS = ["left out", "no_grad", "detached", "reentrant"]
     with_studies([*((WAYS[0], method) for method in METHODS), *((way, METHODS[0]) for way in WAYS[1:])], WAYS, METHODS),
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_weights_without_a_gradient_are_told(way: str, method: Any) -> None:
     with pytest.warns(UnusedWeightsWarning, match=r"2 of 4 random parameters, such as `first.weight`.*is their prior"):
         fit(way, method)
@@ -77,7 +82,7 @@ def test_a_network_whose_outputs_have_no_gradient_at_all_is_refused() -> None:
         fit("no_grad", tb.RandomWalk(steps=3, burn_in=1, step_size=0.1), random="first.*")
 
 
-@pytest.mark.parametrize("way", ["plain", "at random"])
+@pytest.mark.parametrize("way", ["plain", "at random", "reentrant", "recomputed"])
 def test_where_all_weights_are_used_now_and_then_nothing_is_said(way: str) -> None:
     for seed in range(5):
         torch.manual_seed(seed)
@@ -101,9 +106,9 @@ def test_the_check_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
-def test_recomputed_activations_are_refused(method: Any) -> None:
-    with pytest.raises(SettingError, match=r"recomputes activations.*gradient_checkpointing_disable"):
-        fit("recomputed", method)
+def test_activations_that_are_not_those_of_the_first_pass_are_refused(method: Any) -> None:
+    with pytest.raises(SettingError, match=r"others than those of the first pass.*gradient_checkpointing_disable"):
+        fit("recomputed otherwise", method)
 
 
 class Product(nn.Module):
@@ -177,27 +182,31 @@ def test_gradients_that_are_zero_only_where_a_fit_begins_are_no_alarm(network: A
 class Recomputing(nn.Module):
     """Recomputes its first layer in training alone, as networks of Hugging Face do."""
 
-    def __init__(self) -> None:
+    def __init__(self, recomputes: bool) -> None:
         super().__init__()
+        self.recomputes = recomputes
         self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
         def body(rows: Tensor) -> Tensor:
             return self.first(rows).tanh()
 
-        return self.last(checkpoint(body, inputs, use_reentrant=False) if self.training else body(inputs))
+        return self.last(
+            checkpoint(body, inputs, use_reentrant=False) if self.training and self.recomputes else body(inputs)
+        )
 
 
-@pytest.mark.parametrize("method", [tb.MAP(epochs=1), tb.Laplace(), tb.IVON(epochs=1)], ids=lambda m: type(m).__name__)
-@pytest.mark.parametrize("made", [Recomputing, Recomputing()], ids=["factory", "module"])
-def test_recomputed_activations_are_refused_wherever_the_network_trains(made: Any, method: Any) -> None:
-    model = tb.Model(made, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
-    with pytest.raises(SettingError, match="recomputes activations in the backward pass"):
-        tb.fit(model, (X, Y), method, callbacks=())
+@pytest.mark.parametrize("method", [tb.MAP(epochs=1), tb.IVON(epochs=1), tb.Laplace()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("factory", [False, True])
+def test_a_fit_with_recomputed_activations_is_the_fit_without(factory: bool, method: Any) -> None:
+    outputs = []
+    for recomputes in (False, True):
 
+        def make(recomputes: bool = recomputes) -> nn.Module:
+            torch.manual_seed(0)
+            return Recomputing(recomputes)
 
-def test_recomputed_activations_are_no_matter_where_the_network_does_not_train() -> None:
-    network = Recomputing()
-    model = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
-    method = tb.Laplace(structure="diagonal", prior="model", check_mode=False)
-    assert tb.fit(model, (X, Y), method, start=network, callbacks=()).members == 1
+        model = tb.Model(make if factory else make(), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+        posterior = tb.fit(model, (X, Y), method, callbacks=())
+        outputs.append(tb.predict(posterior, X, draws=4, seed=1).probs)
+    assert_close(outputs[1], outputs[0], rtol=1e-5)

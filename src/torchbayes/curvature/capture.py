@@ -23,6 +23,7 @@ from torchbayes.model.batches.batch import batch_size, tensors_of
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.precision import widened
 from torchbayes.native.process import differentiable, plain_attention
+from torchbayes.native.recomputation import activations_kept
 from torchbayes.randomness.seeds import Purpose, generator
 
 Calls = dict[str, list[Call]]
@@ -72,7 +73,7 @@ def pulled_back(outputs: Tensor, at: Sequence[Any], column: Tensor, **options: A
 
 @contextmanager
 def watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, Any], None]) -> Iterator[None]:
-    """Call `see(name, inputs, outputs)` whenever one of the modules has run."""
+    """Call `see(name, inputs, outputs)` whenever one of the modules has run, once in a pass: activations are kept."""
     handles = []
     try:
         for name in modules:
@@ -85,7 +86,8 @@ def watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, A
                 return outputs
 
             handles.append(module.register_forward_hook(hook, with_kwargs=True))
-        yield
+        with activations_kept():
+            yield
     finally:
         for handle in handles:
             handle.remove()

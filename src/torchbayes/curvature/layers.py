@@ -22,6 +22,7 @@ from torch.func import functional_call, vjp, vmap
 from torchbayes.linalg.bases import coordinates
 from torchbayes.model.layout import Layout
 from torchbayes.native.process import quiet_vmap
+from torchbayes.native.recomputation import activations_kept
 
 
 class Call(NamedTuple):
@@ -145,8 +146,9 @@ class Other(Layer):
 
         if call.inputs.requires_grad or call.outputs.requires_grad:
             # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm
-            return torch.stack([gradient_of_row(row, g) for row, g in zip(call.inputs, call.outputs, strict=True)])
-        with quiet_vmap():
+            with activations_kept():
+                return torch.stack([gradient_of_row(row, g) for row, g in zip(call.inputs, call.outputs, strict=True)])
+        with quiet_vmap(), activations_kept():
             return vmap(gradient_of_row)(call.inputs, call.outputs)
 
 

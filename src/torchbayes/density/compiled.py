@@ -18,7 +18,7 @@ from torch.func import grad, vmap
 from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory
 from torchbayes.density.dynamics import Phase, Value, step_sizes
 from torchbayes.density.precision import full_precision
-from torchbayes.density.vmap import Stack, evaluate_stack, refuses_random, stack
+from torchbayes.density.vmap import Stack, evaluate_stack, refuses_stacked, stack
 from torchbayes.model.model import Batch, Model, Scales
 
 LENGTH = 4  # a longer function takes longer to compile, and no gain was measured
@@ -41,7 +41,7 @@ class Compiled(Backend):
         self._unrolled: Unrolled | None = None
 
     def refuses(self, evaluation: Evaluation) -> str | None:
-        return refuses_random(self, evaluation)
+        return refuses_stacked(self, evaluation)
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         key = (evaluation.shared, evaluation.mixing)

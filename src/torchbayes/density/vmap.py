@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-from torchbayes.density.autograd import Into, differentiated, leaves_of, log_prob, mixed
+from torchbayes.density.autograd import Into, chunks, differentiated, leaves_of, log_prob, mixed
 from torchbayes.density.backend import Backend, Evaluation, Mixing
 from torchbayes.model.batches.batch import row_axes
 from torchbayes.model.likelihoods.weighted import apart
@@ -38,7 +38,7 @@ class Vmap(Backend):
     name, words, automatic = "vmap", "stacked members", "if faster"
 
     def refuses(self, evaluation: Evaluation) -> str | None:
-        return refuses_random(self, evaluation)
+        return refuses_stacked(self, evaluation)
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         function = stack(self.model, evaluation.shared, evaluation.mixing)
@@ -87,13 +87,30 @@ def evaluate_stack(
     return differentiated(backend, evaluation, run)
 
 
-def refuses_random(backend: Backend, evaluation: Evaluation) -> str | None:
-    """Return a refusal if a network draws random numbers: two seeds then give different values; else None.
+def refuses_stacked(backend: Backend, evaluation: Evaluation) -> str | None:
+    """Return a refusal if a network recomputes activations or draws random numbers; else None.
 
-    vmap does not provide random numbers of each member's own.
+    A transform would keep the activations, whose memory is to be saved. It does not provide random numbers of each
+    member's own: two seeds then give different values.
     """
+    network = backend.model.network
+    values = _under_two_seeds(backend, evaluation) if backend.training else []
     if not backend.training:
+        views, _ = backend.model.split(evaluation.weights_MD[0])
+        rows = next(chunks(evaluation, backend.chunk_size))
+        network.ask(views, rows.inputs if evaluation.shared else rows.map(lambda t: t[0]).inputs)
+    if network.held.recomputes(training=backend.training):
+        return (
+            "the network recomputes activations in the backward pass (torch.utils.checkpoint), and a transform of "
+            "torch.func would keep them"
+        )
+    if not values or torch.equal(*values):
         return None
+    return "the network draws random numbers in training mode, so each member needs its own seed"
+
+
+def _under_two_seeds(backend: Backend, evaluation: Evaluation) -> list[Tensor]:
+    """Return what the network of the first member gives in training mode under two seeds."""
     model, buffers = backend.model, evaluation.buffers
     rows = evaluation.batch if evaluation.shared else evaluation.batch.map(lambda t: t[0])
     values = []
@@ -102,9 +119,7 @@ def refuses_random(backend: Backend, evaluation: Evaluation) -> str | None:
             own_buffers = {n: b[0].clone() for n, b in buffers.items()} if buffers else None
             with seeded(Purpose.TRIAL, seed, device=evaluation.weights_MD.device):
                 values.append(model.log_likelihood(evaluation.weights_MD[0], rows, own_buffers))
-    if torch.equal(*values):
-        return None
-    return "the network draws random numbers in training mode, so each member needs its own seed"
+    return values
 
 
 class StackedLayers(TorchFunctionMode):

@@ -180,7 +180,7 @@ def check_gradients(model: Model, source: Source, *, training: bool) -> None:
         f"the outputs for the first rows have no gradient in {len(missing)} of {total} random parameters, such as "
         f"`{missing[0]}`: their posterior is their prior. Perhaps the network does not use them, multiplies them by a "
         f"zero that is not random (the other factor of a fresh adapter), runs them under torch.no_grad, or recomputes "
-        f"them (torch.utils.checkpoint). If that is meant, leave them out of `random`."
+        f"them by code of its own (not torch.utils.checkpoint). If that is meant, leave them out of `random`."
     )
     if len(missing) == total:
         raise SettingError(text)

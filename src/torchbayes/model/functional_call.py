@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,9 +20,11 @@ from torchbayes.model.borrowed import ReadOnly, apart
 from torchbayes.model.initialisation import copied as module_copy
 from torchbayes.model.wrappers import unwrapped
 from torchbayes.native.process import trim
+from torchbayes.native.recomputation import Again, Calling
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
+_PATIENCE = 60.0  # seconds for which a thread of the backward pass waits for another
 
 
 class Seen(NamedTuple):
@@ -31,6 +33,7 @@ class Seen(NamedTuple):
     inputs: bool  # whether it changes its inputs in place
     written: frozenset[str]  # names of the buffers and borrowed tensors that it changes
     draws: bool  # whether it draws random numbers, or has dropout
+    own_generator: bool  # whether it draws from a generator of its own
 
 
 class _Shell(threading.local):
@@ -43,6 +46,72 @@ class _Shell(threading.local):
         self.module = module_copy(template, {id(tensor): tensor for tensor in tensors.values()})
         self.places = _places(self.module, tensors)
         self.live = tuple(m for n, m in self.module.named_modules() if n in live)
+        self.lock = threading.RLock()  # threads of PyTorch's backward pass may hold tensors in it too
+
+
+class _Pass:
+    """A call of a module with the tensors of `state`, to which functions that it checkpoints are bound."""
+
+    def __init__(self, held: Held, state: Mapping[str, Tensor]) -> None:
+        self._held, self._state = held, state
+        self._modes: list[tuple[nn.Module, bool]] | None = None
+
+    def note(self) -> None:
+        if self._modes is None:  # not before, because most networks checkpoint nothing
+            shell, self._thread = self._held._shell, threading.get_ident()
+            self._module, self._places, self._lock = shell.module, shell.places, shell.lock
+            self._modes = [(inner, inner.training) for inner in self._module.modules()]
+        self._held._recomputing.add(self._module.training)
+
+    def repeatable(self) -> bool:
+        effects = self._held._seen.get(self._module.training)
+        return effects is None or not effects.own_generator
+
+    def draws(self) -> bool:
+        return self._held.draws(training=self._module.training)
+
+    def again(self) -> Again:
+        """Return what gives contexts in which the module holds the tensors that it holds now, and is in its mode.
+
+        Buffers have the values that they have now, however often: what a second run writes to them is dropped.
+        """
+        modes = self._modes or []
+        changing = self._changing(any(training for _, training in modes))
+        # all of them, because a network may itself give others to its parts, by torch.func.functional_call
+        places = [(table, key) for name in self._places.keys() - changing for table, key in self._places[name]]
+        kept = [(table, key, table[key]) for table, key in places]
+        buffers = [(self._places[name], _value(self._places[name]).clone()) for name in changing]
+
+        @contextmanager
+        def holding() -> Iterator[None]:
+            copies = [(table, key, copy) for at, b in buffers for copy in [b.clone()] for table, key in at]
+            with self._alone(), _in_modes(modes), _swapped([*kept, *copies]), Calling(self, again=True):
+                yield
+
+        return holding
+
+    def _changing(self, training: bool) -> set[str]:
+        """Return the names of buffers that the module may change; version counters do not show all that norms do."""
+        effects = self._held._seen.get(self._module.training)
+        own = {name: tensor for name, tensor in self._held._buffers().items() if name in self._state}
+        if effects is None:
+            return {*own}
+        return {*effects.written, *(n for n, tensor in own.items() if training and tensor.is_floating_point())}
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads out of the module; RuntimeError in a thread that may meet it in use."""
+        thread = threading.current_thread()
+        mine = thread.ident == self._thread or isinstance(thread, threading._DummyThread)  # or PyTorch's own
+        if not mine or not self._lock.acquire(timeout=_PATIENCE):
+            raise RuntimeError(
+                "the network recomputes activations (torch.utils.checkpoint) in another thread than it was called in. "
+                "Run the backward pass in the thread of the forward pass."
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
 
 class Held:
@@ -69,6 +138,7 @@ class Held:
         self._template, self._random, self._live, self._shared = module, random, live, dict(shared or {})
         self._own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._seen: dict[bool, Seen] = {}  # by whether it is in training mode
+        self._recomputing = set[bool]()  # the modes in which it checkpoints functions
         self._shell = _Shell(module, self._own, live)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,6 +157,10 @@ class Held:
     def draws(self, *, training: bool) -> bool:
         """Return whether the module draws random numbers in a mode; True where that is not known yet."""
         return training not in self._seen or self._seen[training].draws
+
+    def recomputes(self, *, training: bool) -> bool:
+        """Return whether the module recomputes activations in a mode, as far as it has been called in it."""
+        return training in self._recomputing
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -119,14 +193,15 @@ class Held:
         changes its inputs in place, as a first `nn.ReLU(inplace=True)` does, or if that is not known. The same holds
         for buffers and borrowed tensors that it changes and that are not in `state`.
         """
-        module = self._shell.module
+        shell = self._shell
+        module = shell.module
         effects = self._seen.get(module.training)
         args, kwargs = arguments(copied(inputs) if effects is None or effects.inputs else inputs)
         if torch.compiler.is_compiling():
             return functional_call(module, dict(state), args, kwargs)
         if effects is not None and effects.written:
             state = {**{name: self._own[name].clone() for name in effects.written}, **state}
-        with self._holding(state):
+        with shell.lock, self._holding(state), Calling(_Pass(self, state)):
             return module(*args, **kwargs)
 
     def ask(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> Seen | None:
@@ -160,7 +235,12 @@ class Held:
         counts, (args, kwargs) = _counts(tensors), arguments(copied_inputs)
         others = {name: apart(tensor) for name, tensor in self._shared.items() if name not in copies}
         held = {**others, **copies}
-        with seeded(Purpose.WRITING, device=device) as drawn, ReadOnly(others) as kept, self._holding(held):
+        with (
+            seeded(Purpose.WRITING, device=device) as drawn,
+            ReadOnly(others) as kept,
+            self._holding(held),
+            Calling(_Pass(self, held)),
+        ):
             try:
                 module(*args, **kwargs)
             except Exception:
@@ -175,7 +255,7 @@ class Held:
             )
         draws = drawn.used or any(drops(inner) for inner in module.modules() if inner.training)
         changed = frozenset(written) & (self._buffers().keys() | self._shared.keys()) | kept.written
-        return Seen(counts != _counts(tensors), changed, draws)
+        return Seen(counts != _counts(tensors), changed, draws, drawn.foreign)
 
     def _buffers(self) -> dict[str, Tensor]:
         """Return the buffers that the module alone holds, without sparse ones and those without values."""
@@ -245,6 +325,38 @@ def _set_training(parts: Iterable[nn.Module], training: bool) -> None:
     for inner in parts:
         # Module.__setattr__ looks for parameters first, which adds up over a step
         object.__setattr__(inner, "training", training)
+
+
+@contextmanager
+def _in_modes(modes: Iterable[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Let each module be in a mode inside the `with`."""
+    changed = [inner for inner, training in modes if inner.training != training]
+    try:
+        for inner in changed:
+            object.__setattr__(inner, "training", not inner.training)
+        yield
+    finally:
+        for inner in changed:
+            object.__setattr__(inner, "training", not inner.training)
+
+
+def _value(at: Sequence[tuple[dict[str, Any], str]]) -> Tensor:
+    """Return the tensor in a place of a module."""
+    table, key = at[0]
+    return table[key]
+
+
+@contextmanager
+def _swapped(tensors: Sequence[tuple[dict[str, Any], str, Tensor]]) -> Iterator[None]:
+    """Let a module hold tensors in its tables by key inside the `with`, and then those that it holds now."""
+    before = [(table, key, table[key]) for table, key, _ in tensors]
+    try:
+        for table, key, tensor in tensors:
+            table[key] = tensor
+        yield
+    finally:
+        for table, key, tensor in before:
+            table[key] = tensor
 
 
 def _places(module: nn.Module, tensors: Mapping[str, Tensor]) -> Places:

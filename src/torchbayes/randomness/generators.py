@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache
 from types import FunctionType
 from typing import Any
@@ -63,12 +63,13 @@ class DispatchMode(TorchDispatchMode):
 class Drawn(DispatchMode):
     """While active, operations on the CPU that would draw from the default generator draw from `source` instead.
 
-    `used` says whether anything was drawn.
+    `used` says whether anything was drawn, `foreign` whether anything was drawn from a generator that code has passed.
     """
 
-    def __init__(self, source: torch.Generator) -> None:
+    def __init__(self, source: torch.Generator, device: torch.device) -> None:
         super().__init__()
-        self.source, self.used = source, False
+        self.source, self.device, self.used, self.foreign = source, device, False, False
+        self.filtered = False  # whether it is active for some functions alone
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -80,7 +81,9 @@ class Drawn(DispatchMode):
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         self.used, device = True, _device(args, kwargs)
-        if device not in {"cpu", "meta"} or _other_generator(way, args, kwargs):
+        if other := _other_generator(way, args, kwargs):
+            self.foreign = True
+        if device not in {"cpu", "meta"} or other:
             return func(*args, **kwargs)
         if way == _ALONE or device == "meta":  # meta has no generator of its own
             with _in_place_of_default(self.source):
@@ -142,21 +145,68 @@ def network_under(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
 
     Numbers that are drawn outside Python, as in a ScriptModule, have no seed.
     """
-    with _begun(seed, device), _Filter():
+    with _begun(seed, device) as drawn, _Filter():
+        drawn.filtered = True
         yield
+
+
+def is_block(mode: object) -> bool:
+    """Return whether a mode of PyTorch is that of a block, which changes nothing but random numbers."""
+    return isinstance(mode, Drawn | _Filter)
+
+
+def draws_alike() -> Callable[[], AbstractContextManager[None]] | None:
+    """Return what gives contexts in which code draws the numbers that it would draw now; None outside of all blocks."""
+    drawn = _OWN.drawn
+    if drawn is None:
+        return None
+    state, device, filtered = drawn.source.get_state(), drawn.device, drawn.filtered
+    on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        same = Drawn(torch.Generator().set_state(state), device)
+        same.filtered = filtered
+        default = nullcontext() if on_gpu is None else _gpu_at(on_gpu, device)
+        with default, _innermost(same), _Filter() if filtered else same:
+            yield
+
+    return again
 
 
 @contextmanager
 def _begun(seed: int, device: torch.device | str) -> Iterator[Drawn]:
     """Give a thread its own generator, and yield the mode, not yet active, that passes it to operations."""
-    device, before = torch.device(device), _OWN.drawn
+    device = torch.device(device)
     torch.random.default_generator = _STAND_IN  # type: ignore[assignment]
-    with _gpu(seed, device) if device.type == "cuda" else nullcontext():
-        _OWN.drawn = Drawn(torch.Generator().manual_seed(seed))
-        try:
-            yield _OWN.drawn
-        finally:
-            _OWN.drawn = before
+    default = _gpu(seed, device) if device.type == "cuda" else nullcontext()
+    with default, _innermost(Drawn(torch.Generator().manual_seed(seed), device)) as drawn:
+        yield drawn
+
+
+@contextmanager
+def _innermost(drawn: Drawn) -> Iterator[Drawn]:
+    """Let a mode be that of the innermost block of the thread inside the `with`."""
+    before = _OWN.drawn
+    _OWN.drawn = drawn
+    try:
+        yield drawn
+    finally:
+        _OWN.drawn = before
+
+
+@contextmanager
+def _gpu_at(state: Tensor, device: torch.device) -> Iterator[None]:
+    """Give the default generator of a GPU a state, and restore it.
+
+    There is no lock, because the thread that waits for a backward pass may have it.
+    """
+    before = torch.cuda.get_rng_state(device)
+    try:
+        torch.cuda.set_rng_state(state, device)
+        yield
+    finally:
+        torch.cuda.set_rng_state(before, device)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from torchbayes.model.dropout import check_dropout, rates
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.univariate import Normal
+from torchbayes.native.recomputation import activations_kept
 from torchbayes.posteriors.layers.dropout import DropoutPosterior, folds
 from torchbayes.posteriors.layers.dropout import Fold as Layer
 from torchbayes.randomness.seeds import Purpose, generator
@@ -143,7 +144,8 @@ def _masking(model: Model, layers: Sequence[Layer], logits_L: Tensor, *, source:
     try:
         for module in modules:
             module.training = False  # only the hook drops
-        yield
+        with activations_kept():
+            yield
     finally:
         for handle in handles:
             handle.remove()

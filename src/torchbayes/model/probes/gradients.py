@@ -19,22 +19,32 @@ from torch.utils import checkpoint
 from torchbayes.checks import SettingError
 from torchbayes.model.network import Network, outputs_of
 from torchbayes.native.process import differentiable
+from torchbayes.native.recomputation import activations_kept
 from torchbayes.randomness.seeds import Purpose, generator, seeded
 
 _ATTEMPTS = 3  # passes in search of gradients
 _LEAST = 0.1  # least standard deviation of a change of weights
+_RECOMPUTED = (
+    "the network recomputes activations in the backward pass (torch.utils.checkpoint), and they are others than those "
+    "of the first pass. Perhaps a function that is checkpointed depends on what changes meanwhile, such as random "
+    "numbers of numpy or Python, or counts its calls. Mend that, or turn checkpoints off, in Hugging Face models by "
+    "`model.gradient_checkpointing_disable()`."
+)
 
 
 def dependence(network: Network, batches: Iterator[Any], *, training: bool) -> tuple[Tensor | None, list[str]]:
     """Return the outputs for the first rows, with their graph, and the parameters on which no outputs depend.
 
     `batches` yields inputs; mostly one batch is read. If nothing can be differentiated, no parameter is reported: a
-    method that needs a gradient says why it fails. SettingError is raised if the network recomputes activations in the
-    backward pass, when it holds other weights.
+    method that needs a gradient says why it fails. SettingError is raised if the network recomputes other activations
+    in the backward pass than those of the first pass.
     """
     initial, inputs = network.initial, next(batches)
     views, run = initial, _Asked(network, inputs, 0, training)
     first, gradients = _differentiated(run, views)
+    if network.held.recomputes(training=training):
+        with activations_kept():
+            _check_same(gradients, _differentiated(run, views)[1])
     missing = _without(gradients)
     for attempt in range(1, _ATTEMPTS):
         if not missing:
@@ -82,12 +92,18 @@ def _differentiated(asked: _Asked, views: Mapping[str, Tensor]) -> tuple[Tensor 
     except RuntimeError as error:
         if not _recomputes(error):
             return outputs, {}
-        raise SettingError(
-            "the network recomputes activations in the backward pass (torch.utils.checkpoint), where it no longer "
-            "holds the weights that are asked about. Turn that off, in Hugging Face models by "
-            "`model.gradient_checkpointing_disable()`."
-        ) from error
+        raise SettingError(_RECOMPUTED) from error
     return outputs, dict(zip(leaves, gradients, strict=True))
+
+
+def _check_same(found: Mapping[str, Tensor | None], kept: Mapping[str, Tensor | None]) -> None:
+    """Raise SettingError if gradients are not those that come of activations that are kept."""
+    for name, gradient in kept.items():
+        if gradient is None:
+            continue
+        other, rounding = found.get(name), torch.finfo(gradient.dtype).eps ** 0.5
+        if other is None or not (other - gradient).norm() <= rounding * gradient.norm():
+            raise SettingError(_RECOMPUTED)
 
 
 def _without(gradients: Mapping[str, Tensor | None]) -> set[str]:
