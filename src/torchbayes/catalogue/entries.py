@@ -54,7 +54,8 @@ class MethodEntry(Entry):
             "linearised", in closed form.
         by_member: whether a comparison evaluates each member alone too.
         is_reference: whether the others are compared with it.
-        parts: what a network must have for it, beside weights; "rectifiers": only linear layers and ReLUs.
+        parts: what a network must have for it, beside weights; "rectifiers": only linear layers and ReLUs;
+            "adapters": factors of low rank among the random weights.
         cost: its cost, in one sentence.
         length: length of a run with some settings, in words; None if it is a number of epochs or of steps.
         small: settings that a run of five epochs or a dozen steps needs; tests of all methods use them.
@@ -71,7 +72,7 @@ class MethodEntry(Entry):
     predicts: Literal["drawn", "own", "linearised"] = "own"
     by_member: bool = False
     is_reference: bool = False
-    parts: Literal["any", "dropout", "batch norm", "last layer", "linear weights", "rectifiers"] = "any"
+    parts: Literal["any", "dropout", "batch norm", "last layer", "linear weights", "rectifiers", "adapters"] = "any"
     cost: str = ""
     length: Callable[[Settings], str] | None = None
     small: Mapping[str, Any] = field(default_factory=dict)

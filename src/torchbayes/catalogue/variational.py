@@ -100,6 +100,7 @@ VARIATIONAL = (
         look=Look("#a44a3f", "h"),
         also=("bayesian_lora_by_backprop",),
         predicts="drawn",
+        parts="adapters",
         cost="One training run, and a forward pass for each function drawn.",
     ),
     MethodEntry(
@@ -111,6 +112,7 @@ VARIATIONAL = (
         also=("training_free_bayesianization",),
         start="single",
         predicts="drawn",
+        parts="adapters",
         cost="Some passes over the rows with ten draws each, and a forward pass for each function drawn.",
     ),
     MethodEntry(
