@@ -282,10 +282,13 @@ def _header(file: Any, path: str | Path) -> dict[str, Any]:
 
 
 def _same(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the first name of each tensor that has one already; numbers of one memory in one form are one tensor."""
+    """Return the first name of each tensor that has one already; numbers of one memory in one form are one tensor.
+
+    A tensor without an address, as on a device that is emulated, is the same as itself alone.
+    """
     first: dict[Any, str] = {}
     names = {
-        name: first.setdefault((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) if t.numel() else name, name)
+        name: first.setdefault((t.data_ptr() or id(t), t.shape, t.stride(), t.dtype, t.device), name)
         for name, t in tensors.items()
         if not t.is_complex()
     }
