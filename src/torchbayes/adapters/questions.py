@@ -120,13 +120,13 @@ def _questions(lines: list[str]) -> Iterator[Question]:
 
 def _object(text: str, line: int) -> Mapping[str, Any]:
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     except (ValueError, RecursionError) as error:
         said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ValueError(f"line {line}: it is no JSON: {said}. Write one whole object on each line.") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"line {line}: it must be a JSON object, in braces; got {seen(found)}.")
-    return found
+    if not isinstance(record, dict):
+        raise ValueError(f"line {line}: it must be a JSON object, in braces; got {seen(record)}.")
+    return record
 
 
 def _question(entries: Mapping[str, Any], line: int) -> Question:
@@ -173,12 +173,12 @@ def _number(answer: Any, choices: tuple[str, ...], where: str) -> int:
             f"{len(choices) - 1}. Count from 0, or give the letter, A to {last}."
         )
     plain, text = [choice.strip() for choice in choices], answer.strip() if isinstance(answer, str) else ""
-    found = {plain.index(text)} if text in plain else set[int]()
+    meant = {plain.index(text)} if text in plain else set[int]()
     if len(text) == 1 and "A" <= text.upper() <= last:
-        found.add(LETTERS.index(text.upper()))
-    if len(found) == 1:
-        return found.pop()
-    if found:
+        meant.add(LETTERS.index(text.upper()))
+    if len(meant) == 1:
+        return meant.pop()
+    if meant:
         raise ValueError(
             f"{where}: the answer {text!r} is the text of one choice and the letter of another. Count from 0."
         )

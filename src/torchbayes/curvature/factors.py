@@ -33,16 +33,16 @@ def long_sides(network: NetworkLayers, rank: int | None) -> dict[str, int]:
     """
     if rank == 0:
         return {}
-    found = {}
+    sizes = {}
     for number, layer in enumerate(network.parts):
         if isinstance(layer, Affine):
             groups, outputs, inputs = layer.index.shape
             for name, size, other in (("inputs", inputs, outputs), ("outputs", outputs, inputs)):
                 if size >= RATIO * other and size > 4 * (rank or RANK):
-                    found[f"{number}.{name}"] = groups * size**2
-    if rank is None and sum(found.values()) <= WHOLE:
+                    sizes[f"{number}.{name}"] = groups * size**2
+    if rank is None and sum(sizes.values()) <= WHOLE:
         return {}
-    return dict.fromkeys(found, rank or RANK)
+    return dict.fromkeys(sizes, rank or RANK)
 
 
 class Spectrum(NamedTuple):
@@ -70,11 +70,11 @@ class Spectra:
         if scale is not None and not (scale == scale[..., :1]).all():
             return _spectrum(factor, omega, rank, scale=scale)
         equal = self.known.setdefault((factor.shape, float(factor.sum())), [])
-        found = next((spectrum for other, spectrum in equal if torch.equal(other, factor)), None)
-        if found is None:
-            found = _spectrum(factor, omega, rank)
-            equal.append((factor, found))
-        return found if scale is None else found._replace(values=found.values * scale[..., :1] ** 2)
+        spectrum = next((known for other, known in equal if torch.equal(other, factor)), None)
+        if spectrum is None:
+            spectrum = _spectrum(factor, omega, rank)
+            equal.append((factor, spectrum))
+        return spectrum if scale is None else spectrum._replace(values=spectrum.values * scale[..., :1] ** 2)
 
 
 def _spectrum(factor: Tensor, omega: Tensor | None, rank: int, *, scale: Tensor | None = None) -> Spectrum:

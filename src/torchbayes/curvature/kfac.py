@@ -230,15 +230,15 @@ def _drawn(size: int, rank: int, like: Tensor) -> Tensor:
 
 def _alike(piece: Piece, omegas: Mapping[str, Tensor]) -> dict[Any, list[int]]:
     """Return the numbers of affine layers, those together that were given the same tensors and sum them in one form."""
-    found: dict[Any, list[int]] = {}
+    together: dict[Any, list[int]] = {}
     for number, layer in enumerate(piece.network.parts):
         if isinstance(layer, Affine):
             tensors = [call.inputs for call in piece.seen.calls[layer.module]]
             given = [(tensor.data_ptr() or id(tensor), tensor.stride(), tensor.shape) for tensor in tensors]
             key = (layer.weight, layer.joint, f"{number}.inputs" in omegas, *given)
             # what a convolution sees depends on its kernel too
-            found.setdefault(layer if isinstance(layer.part, nn.Conv1d | nn.Conv2d) else key, []).append(number)
-    return found
+            together.setdefault(layer if isinstance(layer.part, nn.Conv1d | nn.Conv2d) else key, []).append(number)
+    return together
 
 
 def _equal(first: list[Tensor] | None, second: list[Tensor] | None) -> bool:

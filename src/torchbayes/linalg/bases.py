@@ -44,12 +44,12 @@ def coordinates(vectors: Tensor, basis: Tensor | None, products: tuple[str, str]
     return inner if is_whole(basis) else torch.cat([inner, vectors - torch.einsum(products[1], inner, basis)], dim=-1)
 
 
-def combined(found: Tensor, basis: Tensor | None) -> Tensor:
+def combined(values: Tensor, basis: Tensor | None) -> Tensor:
     """Return the vectors (..., t, n) with these coordinates, after any function of the matrix has scaled them."""
     if basis is None:
-        return found
-    inner = found[..., : basis.shape[-1]] @ basis.mT
-    return inner if is_whole(basis) else inner + found[..., basis.shape[-1] :]
+        return values
+    inner = values[..., : basis.shape[-1]] @ basis.mT
+    return inner if is_whole(basis) else inner + values[..., basis.shape[-1] :]
 
 
 def spread(grid: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
@@ -74,8 +74,10 @@ def counts(grid: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
 
 def squares(basis: Tensor) -> Tensor:
     """Return diag(u uᵀ) for each value of a basis as columns, (..., n, k) or (..., n, k + 1)."""
-    own = basis.square()
-    return own if is_whole(basis) else torch.cat([own, (1 - own.sum(-1, keepdim=True)).clamp_min(0)], dim=-1)
+    squares = basis.square()
+    return (
+        squares if is_whole(basis) else torch.cat([squares, (1 - squares.sum(-1, keepdim=True)).clamp_min(0)], dim=-1)
+    )
 
 
 def frame(basis: Tensor) -> Tensor:

@@ -24,13 +24,13 @@ from torchbayes.randomness.generators import DispatchMode
 _SOME = 16  # elements of each tensor that are compared
 
 
-def borrowed(module: nn.Module, own: Container[int]) -> dict[int, Tensor]:
+def borrowed(module: nn.Module, kept: Container[int]) -> dict[int, Tensor]:
     """Return what takes the place of tensors of a module in a copy of it, by identity: tensors in the same memory.
 
-    They are the parameters without those in `own`, by identity, and tables of whole numbers. They have the same version
-    counters too.
+    They are the parameters without those in `kept`, by identity, and tables of whole numbers. They have the same
+    version counters too.
     """
-    constants = [parameter for parameter in module.parameters() if id(parameter) not in own]
+    constants = [parameter for parameter in module.parameters() if id(parameter) not in kept]
     tables = [buffer for buffer in module.buffers() if _is_table(buffer)]
     pairs = ((id(tensor), _lent(tensor)) for tensor in [*constants, *tables])
     return {identity: tensor for identity, tensor in pairs if tensor is not None}
@@ -164,13 +164,13 @@ class ReadOnly(DispatchMode):
         if schema is None or not schema.is_mutable:
             return func(*args, **kwargs)
         targets = [*_written_to(schema, args, kwargs)]
-        found = {id(t): name for t in targets if (name := self._names.get(_place(t)))}
-        if not found:
+        lent = {id(t): name for t in targets if (name := self._names.get(_place(t)))}
+        if not lent:
             return func(*args, **kwargs)
-        self.written |= {*found.values()}
+        self.written |= {*lent.values()}
         if len(targets) == 1 and len(schema.returns) == 1:
             return targets[0]
-        return func(*_without(found, args), **_without(found, kwargs))
+        return func(*_without(lent, args), **_without(lent, kwargs))
 
 
 def _place(tensor: Tensor) -> int:
@@ -189,6 +189,6 @@ def _written_to(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             yield from (t for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, Tensor))
 
 
-def _without(found: Mapping[int, str], values: Any) -> Any:
+def _without(lent: Mapping[int, str], values: Any) -> Any:
     """Return arguments with copies in the place of tensors that must not be written to."""
-    return pytree.tree_map_only(Tensor, lambda t: t.clone() if id(t) in found else t, values)
+    return pytree.tree_map_only(Tensor, lambda t: t.clone() if id(t) in lent else t, values)

@@ -360,7 +360,7 @@ def test_length_of_a_run_sets_how_fast_the_hessian_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"antithetic": True}, "must be even"),
+        ({"antithetic": True}, "come in pairs"),
         ({"lr": -1.0}, "lr"),
         ({"hessian_decay": 1.5}, "hessian_decay"),
         ({"hessian_init": 0.0}, "hessian_init"),

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -36,7 +35,15 @@ from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Needs, Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.families import DiagonalFamily
-from torchbayes.methods.variational.objective import Drawing, Fitting, State, Terms, Update, differentiate
+from torchbayes.methods.variational.objective import (
+    Drawing,
+    Fitting,
+    State,
+    Terms,
+    Update,
+    by_autograd,
+    check_pairs,
+)
 from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
@@ -78,8 +85,7 @@ class BLoB(Fitting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.antithetic and self.draws % 2:
-            raise ValueError(f"`antithetic` draws come in pairs; got `draws` {self.draws}. Give an even number.")
+        check_pairs(self.draws, antithetic=self.antithetic)
 
     @property
     def needs(self) -> Needs:
@@ -110,8 +116,7 @@ class BLoB(Fitting):
         self, density: LogDensity, now: Trajectory, batch: Batch, *, kl_weight: float
     ) -> tuple[Terms, Tensor, Update]:
         drawing = Drawing(self.family(density.model.layout), "weights", self.draws, self.antithetic)
-        terms = differentiate(density, now, batch, drawing=drawing, kl_weight=kl_weight)
-        return terms, now.gradient_MD, partial(self.optimizer.update, now.weights_MD, now.gradient_MD, now.slots)
+        return by_autograd(self.optimizer, density, now, batch=batch, drawing=drawing, kl_weight=kl_weight)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' distributions; the variance is 0 for all weights but those of A."""

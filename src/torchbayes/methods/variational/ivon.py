@@ -47,6 +47,7 @@ from torchbayes.methods.finite import WORKSPACE, Seen, looked_at, writable
 from torchbayes.methods.optimise.settings import Runs
 from torchbayes.methods.schedules import Cosine, Schedule, ramp
 from torchbayes.methods.variational import passes
+from torchbayes.methods.variational.objective import check_pairs
 from torchbayes.methods.variational.passes import Moments, Rates
 from torchbayes.methods.variational.target import Moving, NaturalGradient, Target, narrowed, target_of
 from torchbayes.model.model import Batch
@@ -116,8 +117,7 @@ class IVON(Runs, NaturalGradient):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.antithetic and self.draws % 2:
-            raise ValueError(f"`draws` must be even where they come in pairs (`antithetic`); got {self.draws}.")
+        check_pairs(self.draws, antithetic=self.antithetic)
 
     def decay(self, total_steps: int) -> float:
         """Return β₂ in a run of `total_steps`."""

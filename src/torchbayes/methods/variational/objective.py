@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import torch
@@ -23,6 +24,7 @@ from torchbayes.methods.finite import Seen, looked_at, writable
 from torchbayes.methods.keepers import Following, Kept
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Scheduled, Trajectory, start
+from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import epochs_of
 from torchbayes.methods.variational.families import Family, Slopes
 from torchbayes.methods.variational.weighting import Weighting, weight_at
@@ -56,6 +58,12 @@ class Terms(NamedTuple):
     loss_M: Tensor  # all of it, per observation
     nll_M: Tensor  # mean negative log likelihood, untempered
     kl_M: Tensor  # KL(q ‖ p)
+
+
+def check_pairs(draws: int, *, antithetic: bool) -> None:
+    """Raise ValueError if antithetic draws do not come in pairs."""
+    if antithetic and draws % 2:
+        raise ValueError(f"`antithetic` draws come in pairs; got `draws` {draws}. Give an even number.")
 
 
 Update = Callable[..., None]
@@ -164,6 +172,14 @@ class Fitting(Scheduled, OnMinibatches, Kept, Defaults, ABC):
         update(lr=lr)
         info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
         return replace(state, trajectory=replace(now, step=now.step + 1, unseen=unseen)), info
+
+
+def by_autograd(
+    optimizer: Optimizer, density: LogDensity, now: Trajectory, *, batch: Batch, drawing: Drawing, kl_weight: float
+) -> tuple[Terms, Tensor, Update]:
+    """Return the objective of a step, its gradient by the parameters, and the step of the optimizer."""
+    terms = differentiate(density, now, batch, drawing=drawing, kl_weight=kl_weight)
+    return terms, now.gradient_MD, partial(optimizer.update, now.weights_MD, now.gradient_MD, now.slots)
 
 
 class _Pass(NamedTuple):

@@ -48,7 +48,15 @@ from torchbayes.methods.protocol import Needs, Onward, Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational import mean_field
 from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily, RadialFamily
-from torchbayes.methods.variational.objective import Drawing, Fitting, State, Terms, Update, differentiate
+from torchbayes.methods.variational.objective import (
+    Drawing,
+    Fitting,
+    State,
+    Terms,
+    Update,
+    by_autograd,
+    check_pairs,
+)
 from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
@@ -115,8 +123,7 @@ class VI(Fitting):
                 f"{self.structure!r}, antithetic {self.antithetic}. Give structure='diagonal' and no antithetic draws, "
                 f"or estimator='auto'."
             )
-        if self.antithetic and _draws(self) % 2:
-            raise ValueError(f"`antithetic` draws come in pairs; got `draws` {_draws(self)}. Give an even number.")
+        check_pairs(_draws(self), antithetic=self.antithetic)
         if self.alpha and _draws(self) < 2:
             raise ValueError(
                 f"`alpha` {self.alpha} needs draws to compare, 2 at least; got `draws` {_draws(self)}. Give more, such "
@@ -177,8 +184,7 @@ class VI(Fitting):
         if mean_field.takes(drawing, density, now):
             terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=kl_weight)
             return terms, slope.health_MX, partial(mean_field.update, self.optimizer, now, slope)
-        terms = differentiate(density, now, batch, drawing=drawing, kl_weight=kl_weight)
-        return terms, now.gradient_MD, partial(self.optimizer.update, now.weights_MD, now.gradient_MD, now.slots)
+        return by_autograd(self.optimizer, density, now, batch=batch, drawing=drawing, kl_weight=kl_weight)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian | RadialPosterior:
         """Return the mixture of the members' distributions."""

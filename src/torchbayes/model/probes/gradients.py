@@ -96,12 +96,12 @@ def _differentiated(asked: _Asked, views: Mapping[str, Tensor]) -> tuple[Tensor 
     return outputs, dict(zip(leaves, gradients, strict=True))
 
 
-def _check_same(found: Mapping[str, Tensor | None], kept: Mapping[str, Tensor | None]) -> None:
+def _check_same(recomputed: Mapping[str, Tensor | None], kept: Mapping[str, Tensor | None]) -> None:
     """Raise SettingError if gradients are not those that come of activations that are kept."""
     for name, gradient in kept.items():
         if gradient is None:
             continue
-        other, rounding = found.get(name), torch.finfo(gradient.dtype).eps ** 0.5
+        other, rounding = recomputed.get(name), torch.finfo(gradient.dtype).eps ** 0.5
         if other is None or not (other - gradient).norm() <= rounding * gradient.norm():
             raise SettingError(_RECOMPUTED)
 

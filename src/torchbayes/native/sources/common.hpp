@@ -17,7 +17,7 @@
 namespace {
 
 // While it lives, this thread takes numbers below the smallest normal one for 0. The prior shrinks weights of units that
-// no row uses to such numbers, and each product with one takes about a hundred times as long.
+// no row uses to such numbers, with which processors are slow: a long fit took four times as long.
 class Flushed {
  public:
 #ifdef __SSE__
