@@ -194,7 +194,7 @@ class RandomMask:
             n: self
             .tensors[n]
             .flatten()
-            .index_copy(0, where, views[n].to(self.tensors[n].dtype))
+            .index_copy(0, where, views[n].to(self.tensors[n]))
             .view(self.tensors[n].shape)
             for n, where in self.indices.items()
             if n in views

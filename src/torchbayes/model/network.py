@@ -26,7 +26,7 @@ from torchbayes.model.borrowed import Borrowed, borrowed
 from torchbayes.model.functional_call import Held, functional_copy
 from torchbayes.model.initialisation import copied, loaded, random_ids, warn_of_loaded, without_values
 from torchbayes.model.layout import Layout, Random, RandomMask, is_random, names_of, only
-from torchbayes.model.origin import Given, Origin, check_known, device_of, made_by, outweighed, places
+from torchbayes.model.origin import Given, Origin, away, check_known, device_of, made_by, outweighed, places
 from torchbayes.model.precision import Precision, widened
 from torchbayes.model.wrappers import plainly_named
 
@@ -78,13 +78,15 @@ class Network:
         named = _parameters(made)
         self.random, self.mask = random, RandomMask.of(named, random)
         chosen = _chosen(named, random)
-        self.precision, chosen = Precision.of(named, chosen), self.mask.select(chosen)
+        self.device = device_of(made, chosen, factory)
+        self.precision = Precision.of(named, chosen, away(chosen, self.device))
+        chosen = self.mask.select(chosen)
         self.layout = Layout.of(chosen)
         self.shapes = Layout.of(only(self.layout.names, named))
-        self.device = device_of(made, chosen, factory)
         kept = factory is None or outweighed(chosen, made)
         has_values = kept and not any(map(without_values, chosen.values()))
-        self._held_D = self.layout.join(chosen) if has_values else None  # below float32 if all of them are
+        # below float32 if all of them are
+        self._held_D = self.layout.join({n: t.to(self.device) for n, t in chosen.items()}) if has_values else None
         own = random_ids(made, self.layout) | {id(named[name]) for name in self.layout.names}
         lent = borrowed(made, own)  # constants, which build no graph
         template = functional_copy(made, {**places(named, self.layout, self.mask, held_D=self._held_D), **lent})
@@ -147,7 +149,7 @@ class Network:
         """
         try:
             state = self.ask(self.layout.split(weights) if isinstance(weights, Tensor) else weights, inputs, buffers)
-            return outputs_of(self.held.run(state, inputs), self.class_axis)
+            return self.outputs(state, inputs)
         except ValueError as error:
             _refuse_one_row(error, self.batch_norms)
             raise
@@ -164,6 +166,10 @@ class Network:
         if buffers is None and effects is not None:  # a call must not change the network's own buffers
             state.update({name: state[name].clone() for name in effects.written if name in self.buffers})
         return state
+
+    def outputs(self, state: Mapping[str, Tensor], inputs: Any) -> Tensor:
+        """Return the outputs, on the device of the weights, while the module holds the tensors of `state`."""
+        return outputs_of(self.held.run(state, inputs), self.class_axis).to(self.device)
 
     def training(self) -> AbstractContextManager[None]:
         """Return a context in which live modules run in training mode; the frozen part stays in evaluation."""

@@ -60,7 +60,7 @@ class Origin:
         if not named.keys() >= set(self.layout.names):
             raise ValueError("the factory must make networks with the same parameter names at every call.")
         weights = self.mask.select(only(self.layout.names, named))
-        return {n: t.detach() for n, t in weights.items()}, plainly_named(module.named_buffers())
+        return {n: t.detach().to(self.device) for n, t in weights.items()}, plainly_named(module.named_buffers())
 
     @cached_property
     def _made_again(self) -> bool:
@@ -114,6 +114,11 @@ def device_of(made: nn.Module, chosen: Mapping[str, Tensor], factory: Callable[[
     return device
 
 
+def away(chosen: Mapping[str, Tensor], device: torch.device) -> dict[str, torch.device]:
+    """Return the devices of random parameters that hold values on another device than the vector of weights."""
+    return {n: t.device for n, t in chosen.items() if t.device != device and not without_values(t)}
+
+
 def _elsewhere(module: nn.Module) -> str:
     """Return where the parameters without values are, as a predicate."""
     if any(hasattr(part, "_hf_hook") for part in module.modules()):
@@ -131,7 +136,7 @@ def places(
     """Return the parameters that replace random ones in the network's module, by identity.
 
     They are views of `held_D`, or tensors without memory if that is None; those that are random in part are the tensors
-    of the mask. Parameters of other dtypes than these are copied, and cast in a call.
+    of the mask. Parameters of other dtypes or devices are copied, and cast in a call.
     """
     masked = {
         id(named[name]): nn.Parameter(t, requires_grad=False)
@@ -143,7 +148,7 @@ def places(
         empty = {id(named[name]): nn.Parameter(without_memory(named[name]), requires_grad=False) for name in whole}
         return {**masked, **empty}
     views = layout.split(held_D)
-    same = [name for name in whole if named[name].dtype == held_D.dtype]
+    same = [name for name in whole if (named[name].dtype, named[name].device) == (held_D.dtype, held_D.device)]
     return {**masked, **{id(named[name]): nn.Parameter(views[name], requires_grad=False) for name in same}}
 
 

@@ -1,9 +1,12 @@
-"""Networks that compute in bfloat16 or float16, wholly or in part.
+"""Networks that compute in bfloat16 or float16, or on several devices, wholly or in part.
 
 The flat vector of random weights is at least float32, because a step of an optimiser or a sampler is smaller than the
 gap between two numbers of 8 bits, and would be lost. Each parameter is cast to its own dtype where the network is
 called. Gradients come back through the cast in the dtype of the vector, and outputs are cast to float32 before the
 likelihood.
+
+The vector is on one device, that of the first random parameter. Random parameters of other devices are copied there by
+the same cast, and their gradients come back.
 """
 
 from __future__ import annotations
@@ -24,9 +27,12 @@ class Precision:
     weights: torch.dtype  # of the flat vector, the likelihood and the targets
     inputs: torch.dtype  # of floating-point inputs: the first parameter's if that is below float32, else the vector's
     casts: Mapping[str, torch.dtype]  # random parameter -> its dtype in the network, if below float32
+    devices: Mapping[str, torch.device]  # random parameter -> its device, if that is not the vector's
 
     @classmethod
-    def of(cls, named: Mapping[str, Tensor], random: Mapping[str, Tensor]) -> Precision:
+    def of(
+        cls, named: Mapping[str, Tensor], random: Mapping[str, Tensor], devices: Mapping[str, torch.device]
+    ) -> Precision:
         """Return the dtypes of a network from all its parameters, and the random ones.
 
         It raises TypeError if the random ones, apart from those below float32, do not share one floating-point dtype.
@@ -44,13 +50,16 @@ class Precision:
             raise TypeError(f"random weights must share one floating-point dtype; got {dtypes}. {mend}")
         weights, first = next(iter(wide)), next(iter(named.values())).dtype
         casts = {name: p.dtype for name, p in random.items() if p.dtype in LOW}
-        return cls(weights, first if first in LOW else weights, casts)
+        return cls(weights, first if first in LOW else weights, casts, devices)
 
     def cast(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return random parameters in the dtypes that the network computes with."""
-        if not self.casts:
+        """Return random parameters in the dtypes, and on the devices, that the network computes with."""
+        if not self.casts and not self.devices:
             return tensors
-        return {n: t.to(self.casts[n]) if n in self.casts else t for n, t in tensors.items()}
+        return {
+            name: tensor.to(self.devices.get(name, tensor.device), self.casts.get(name, tensor.dtype))
+            for name, tensor in tensors.items()
+        }
 
     def __str__(self) -> str:
         """Return in words which random parameters are below float32; an empty string if none is."""
