@@ -57,7 +57,11 @@ class Captured:
             else:
                 found = pulled_back(self.outputs, edges, column, retain_graph=retain)
             gradients = iter(found)
-            yield {m: [c._replace(outputs=widened(next(gradients))) for c in calls] for m, calls in self.calls.items()}
+            at = self.outputs.device  # layers may be on other devices
+            yield {
+                module: [call._replace(outputs=widened(next(gradients).to(at))) for call in calls]
+                for module, calls in self.calls.items()
+            }
 
 
 def pulled_back(outputs: Tensor, at: Sequence[Any], column: Tensor, **options: Any) -> tuple[Any, ...]:
@@ -112,7 +116,7 @@ def watch(
 
     def see(name: str, args: Any, made: Any) -> None:
         # the edge is taken now, because later in-place operations on the tensor do not belong to the layer
-        tensor = widened(args[0] if keep_inputs else args[0].detach())
+        tensor = widened((args[0] if keep_inputs else args[0].detach()).to(network.device))
         if len(tensor) != rows:
             raise ValueError(
                 f"`{name}` was given {len(tensor)} of a batch of {rows} rows, but all of the rows that the network was "
@@ -120,7 +124,8 @@ def watch(
                 f"network takes rows apart."
             )
         module = network.module.get_submodule(name)
-        tensors = {n: widened(t.detach()) for n, t in (*module.named_parameters(), *module.named_buffers())}
+        named = (*module.named_parameters(), *module.named_buffers())
+        tensors = {n: widened(t.detach().to(network.device)) for n, t in named}
         calls.setdefault(name, []).append(Call(tensor, get_gradient_edge(made), tensors))
 
     network.ask(views, inputs, buffers)  # it may run the network, so it comes before calls are captured
@@ -167,7 +172,7 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
         for (name, _), gradient in zip(calls, edge_gradients, strict=True):
             if gradient is None:
                 reasons[name] = "the outputs do not depend on every call"
-            elif len(gradient) != rows or gradient[~chosen].any():
+            elif len(gradient) != rows or gradient[~chosen.to(gradient.device)].any():
                 reasons[name] = "its first axis is not that of the rows"
     called = {name for name, _ in calls} | reasons.keys()
     return reasons | {name: "its forward is not called" for name in modules if name not in called}

@@ -21,6 +21,7 @@ from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import taking
 from torchbayes.model.precision import LOW
+from torchbayes.model.probes.slopes import refuse_other_slopes
 from torchbayes.native.process import differentiable, full_float32
 
 
@@ -40,9 +41,10 @@ class _Watch(TorchFunctionMode):
 
 
 def refuse_rounding(model: Model, rows: Batch) -> None:
-    """Raise a TypeError if anything between weights and outputs is computed in less than float32.
+    """Raise an error if anything between weights and outputs is computed in less than float32, or is rounded unseen.
 
-    Energies could not be compared. Frozen parts below the random weights may be low, because their result is the same
+    It is a TypeError, or a SettingError where the gradient is not that of the outputs. Energies could not be compared.
+    Frozen parts below the random weights may be low, because their result is the same
     for all weights.
     """
     views = {name: view.detach().requires_grad_() for name, view in model.network.initial.items()}
@@ -57,6 +59,8 @@ def refuse_rounding(model: Model, rows: Batch) -> None:
             f".float(), or sample by minibatches (SGLD, SGHMC); frozen parts below the random weights may stay as they "
             f"are."
         )
+    with full_precision(model.network.device):
+        refuse_other_slopes(model.network, inputs)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchbayes.checks import SettingError
 from torchbayes.model.borrowed import ReadOnly, apart, borrowed
 from torchbayes.model.layout import Layout
 from torchbayes.model.wrappers import plainly_named
@@ -37,6 +38,7 @@ _OF_PARTS = ("reset_parameters", "_reset_parameters")
 _OF_WHOLES = ("init_weights", "_init_weights", "initialize_weights", "_initialize_weights")
 _OF_ADAPTERS = re.compile(r"reset_\w+_parameters")
 _HF_MARK = "_is_hf_initialized"  # on a module: initialised, so skip it; on a parameter: loaded
+_PACKS = "support_avx512bf16_for_cpu"  # of layers of bitsandbytes: whether calls in evaluation may pack their weights
 _UNSET = 0.1234567  # value of random parameters until an initialiser writes them
 _SMALLER, _LARGER, _FEWEST = 1 / 4, 8.0, 64  # bounds on ratios of root mean squares, and least number of elements
 _ERRORS = 6  # standard errors by which root mean squares may differ by chance
@@ -73,7 +75,32 @@ def copied(module: nn.Module, instead: Mapping[int, Tensor] | None = None) -> nn
     Sparse buffers are cloned here, because torch cannot copy all of them in the usual way.
     """
     sparse = {id(b): b.clone() for b in module.buffers() if b.layout != torch.strided}
-    return copy.deepcopy(module, {**sparse, **(instead or {})})
+    return copy.deepcopy(module, {**sparse, **_settled(module), **(instead or {})})
+
+
+def _settled(module: nn.Module) -> dict[int, Tensor]:
+    """Return tensors, by identity, that quantised layers of bitsandbytes hold beside their parameters.
+
+    Copies share these parameters, which their layers would change in a call. A layer of 8 bits takes numbers and scales
+    from its parameter in its first call, and another copy would find none. So it takes them here. A layer of 4 bits
+    may pack its parameter for a kernel of CPUs that passes no gradients. It may not do so any more.
+
+    Raises SettingError if it has.
+    """
+    tables = {}
+    for name, layer in module.named_modules():
+        if callable(take := getattr(type(layer), "init_8bit_state", None)):
+            if getattr(layer.weight, "CB", None) is not None:
+                take(layer)
+            tables |= {id(t): t for t in vars(layer.state).values() if isinstance(t, Tensor)}
+        elif hasattr(layer, _PACKS):
+            if getattr(getattr(layer.weight, "quant_state", None), "packing_format_for_cpu", False):
+                raise SettingError(
+                    f"`{name}` was called in evaluation mode on a CPU, and bitsandbytes has packed its weights for a "
+                    f"kernel without gradients. Load the network again, and give it to Model before it is called."
+                )
+            setattr(layer, _PACKS, False)
+    return tables
 
 
 def without_values(tensor: Tensor) -> bool:

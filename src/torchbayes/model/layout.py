@@ -191,11 +191,7 @@ class RandomMask:
         if not self.indices:
             return views
         filled = {
-            n: self
-            .tensors[n]
-            .flatten()
-            .index_copy(0, where, views[n].to(self.tensors[n]))
-            .view(self.tensors[n].shape)
+            n: self.tensors[n].flatten().index_copy(0, where, views[n].to(self.tensors[n])).view(self.tensors[n].shape)
             for n, where in self.indices.items()
             if n in views
         }

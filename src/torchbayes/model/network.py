@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public base class covers every batch norm
 
 from torchbayes.checks import SettingError
-from torchbayes.model.batches.batch import batch_size, on_rows, tensors_of, unshared
+from torchbayes.model.batches.batch import batch_size, on_rows, sent, tensors_of, unshared
 from torchbayes.model.borrowed import Borrowed, borrowed
 from torchbayes.model.functional_call import Held, functional_copy
 from torchbayes.model.initialisation import copied, loaded, random_ids, warn_of_loaded, without_values
@@ -79,6 +79,7 @@ class Network:
         self.random, self.mask = random, RandomMask.of(named, random)
         chosen = _chosen(named, random)
         self.device = device_of(made, chosen, factory)
+        self._entry = next((p.device for p in named.values() if not without_values(p)), self.device)
         self.precision = Precision.of(named, chosen, away(chosen, self.device))
         chosen = self.mask.select(chosen)
         self.layout = Layout.of(chosen)
@@ -98,9 +99,9 @@ class Network:
         live = _live_modules(template, self.layout)
         moving = [(n, b) for n, b in template.named_buffers() if b.layout == torch.strided]  # sparse ones stay
         self.buffers = {n: b.clone() for n, b in moving if n.rpartition(".")[0] in live}
+        check_known(template, {*self.layout.names, *self.buffers} - self.mask.indices.keys())
         if any(map(without_values, self.buffers.values())):
             self.buffers = only([*self.buffers], self._origin.drawn()[1])
-        check_known(template, {*self.layout.names, *self.buffers} - self.mask.indices.keys())
         norms = {n: m for n, m in template.named_modules() if isinstance(m, _NormBase)}
         self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
         self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
@@ -117,6 +118,11 @@ class Network:
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.precision.weights
+
+    @property
+    def spread(self) -> bool:
+        """Whether the parameters lie on several devices."""
+        return bool(self.precision.devices or {t.device for t in self.constants.values()} - {self.device})
 
     @property
     def initial(self) -> dict[str, Tensor]:
@@ -162,14 +168,18 @@ class Network:
         if self.borrowed.tensors and not torch.compiler.is_compiling():
             self.borrowed.check_versions()
         state = {**self.precision.cast(self.mask.fill(views)), **(self.buffers if buffers is None else buffers)}
-        effects = self.held.ask(state, inputs, device=self.device)
+        effects = self.held.ask(state, self._entering(inputs), device=self.device)
         if buffers is None and effects is not None:  # a call must not change the network's own buffers
             state.update({name: state[name].clone() for name in effects.written if name in self.buffers})
         return state
 
     def outputs(self, state: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """Return the outputs, on the device of the weights, while the module holds the tensors of `state`."""
-        return outputs_of(self.held.run(state, inputs), self.class_axis).to(self.device)
+        return outputs_of(self.held.run(state, self._entering(inputs)), self.class_axis).to(self.device)
+
+    def _entering(self, inputs: Any) -> Any:
+        """Return inputs on the device of the network's first parameter; they are kept where the weights are."""
+        return inputs if self._entry == self.device else sent(inputs, self._entry)
 
     def training(self) -> AbstractContextManager[None]:
         """Return a context in which live modules run in training mode; the frozen part stays in evaluation."""

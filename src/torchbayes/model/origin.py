@@ -108,7 +108,7 @@ def device_of(made: nn.Module, chosen: Mapping[str, Tensor], factory: Callable[[
         )
     if len(absent) < len(chosen):
         raise ValueError(
-            f"{len(absent)} of the {len(chosen)} random parameters {_elsewhere(made)}, such as `{absent[0]}`. Load "
+            f"{len(absent)} of the {len(chosen)} random parameters, such as `{absent[0]}`, {_elsewhere(made)}. Load "
             f"their values, or put all of them there."
         )
     return device
@@ -164,6 +164,6 @@ def check_known(module: nn.Module, drawn: Container[str]) -> None:
     absent = [name for name, tensor in constants if without_values(tensor)]
     if absent:
         raise ValueError(
-            f"{len(absent)} parameters and buffers that are not random {_elsewhere(module)}, such as `{absent[0]}`. "
+            f"{len(absent)} parameters and buffers that are not random, such as `{absent[0]}`, {_elsewhere(module)}. "
             f"Nothing draws them: load their values first, or widen `random`."
         )

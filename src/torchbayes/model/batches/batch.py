@@ -134,6 +134,17 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return moved_leaf(tree) if isinstance(tree, Tensor) else pytree.tree_map(moved_leaf, tree, is_leaf=_is_packed)
 
 
+def sent(inputs: Any, device: torch.device) -> Any:
+    """Return inputs with all tensors on a device, shared ones too."""
+
+    def sent_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Shared):
+            return Shared(sent(leaf.value, device))
+        return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+    return pytree.tree_map(sent_leaf, inputs)
+
+
 def _in_order(leaf: Any) -> Any:
     """Return a column or table of pandas as an array: torch would read it as a sequence, by labels, not rows."""
     return np.array(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, np.ndarray | np.generic) else leaf

@@ -49,7 +49,7 @@ def dependence(network: Network, batches: Iterator[Any], *, training: bool) -> t
     for attempt in range(1, _ATTEMPTS):
         if not missing:
             return first, []
-        views, run = _changed(initial, attempt), _Asked(network, next(batches, inputs), attempt, training)
+        views, run = changed(initial, attempt), _Asked(network, next(batches, inputs), attempt, training)
         gradients = _differentiated(run, views)[1]
         missing &= _without(gradients)
     absent = {name for name in missing if gradients[name] is None}
@@ -85,7 +85,7 @@ def _differentiated(asked: _Asked, views: Mapping[str, Tensor]) -> tuple[Tensor 
             if not outputs.requires_grad:
                 return outputs, dict.fromkeys(leaves)
             # the gradient of a plain sum would vanish behind a softmax or a normalisation
-            columns, rows = (_noise(outputs.shape[axis], outputs, asked.attempt, axis) for axis in (-1, 0))
+            columns, rows = (noise(outputs.shape[axis], outputs, asked.attempt, axis) for axis in (-1, 0))
             total = ((outputs @ columns).flatten(1).sum(1) if outputs.ndim > 2 else outputs @ columns) @ rows
             gradients = torch.autograd.grad(total, [*leaves.values()], allow_unused=True)
     except RuntimeError as error:
@@ -112,19 +112,19 @@ def _without(gradients: Mapping[str, Tensor | None]) -> set[str]:
     return {*gradients} - {name for name, moves in zip(existing, moving, strict=True) if moves}
 
 
-def _noise(size: int, like: Tensor, *integers: int) -> Tensor:
+def noise(size: int, like: Tensor, *integers: int) -> Tensor:
     """Return standard normals (size,), of the dtype and on the device of a tensor."""
     return torch.randn(size, generator=generator(Purpose.GRADIENT_NOISE, *integers)).to(like)
 
 
-def _changed(views: Mapping[str, Tensor], attempt: int, only: Container[str] | None = None) -> dict[str, Tensor]:
+def changed(views: Mapping[str, Tensor], attempt: int, only: Container[str] | None = None) -> dict[str, Tensor]:
     """Return weights with normal noise in proportion to each parameter's root mean square, added to some or all."""
-    changed = {}
+    moved = {}
     for number, (name, tensor) in enumerate(views.items()):
         scale = (tensor.norm() / tensor.numel() ** 0.5).clamp_min(_LEAST)
-        noise = _noise(tensor.numel(), tensor, attempt, number).view(tensor.shape)
-        changed[name] = tensor + scale * noise if only is None or name in only else tensor
-    return changed
+        direction = noise(tensor.numel(), tensor, attempt, number).view(tensor.shape)
+        moved[name] = tensor + scale * direction if only is None or name in only else tensor
+    return moved
 
 
 def _silenced(asked: _Asked, views: Mapping[str, Tensor], names: set[str]) -> set[str]:
@@ -136,10 +136,10 @@ def _silenced(asked: _Asked, views: Mapping[str, Tensor], names: set[str]) -> se
     constants = {name: tensor for name, tensor in asked.network.constants.items() if tensor.is_floating_point()}
     if not names or not constants:
         return set()
-    changed_constants = _changed(constants, _ATTEMPTS)
+    changed_constants = changed(constants, _ATTEMPTS)
 
     def same(those: set[str], constants: Mapping[str, Tensor] | None = None) -> bool:
-        moved = asked(_changed(views, _ATTEMPTS, those), constants)
+        moved = asked(changed(views, _ATTEMPTS, those), constants)
         return torch.equal(moved, asked(views, constants))
 
     with torch.no_grad():
