@@ -320,7 +320,8 @@ def test_layers_with_the_same_inputs_share_a_factor(tmp_path: Path):
     assert len({block.columns_MGII.data_ptr() for block in loaded.curvature.blocks[:3]}) == 1
     for name, tensor in found.tensors().items():
         assert torch.equal(loaded.tensors()[name], tensor)
-    assert torch.equal(loaded.sample(2, seed=3), found.sample(2, seed=3))
+    # the kernel that a processor takes depends on strides, which files do not keep
+    torch.testing.assert_close(loaded.sample(2, seed=3), found.sample(2, seed=3), rtol=1e-12, atol=1e-12)
     again = loaded.save(tmp_path / "again.safetensors")
     assert again.stat().st_size == path.stat().st_size
 

@@ -521,8 +521,9 @@ def test_a_copied_model_has_a_base_of_its_own(make: Callable[[], nn.Module], ran
     model = model_of(given, random)
     other, weights_D = way(model), model.given_weights()
     inputs = INPUTS.to(model.network.precision.inputs)
-    expected = model.network(weights_D, inputs)
-    assert torch.equal(other.network(weights_D, inputs), expected)
+    expected = other.network(weights_D, inputs)
+    # the kernel that a processor takes depends on strides, which views have and copies do not
+    torch.testing.assert_close(model.network(weights_D, inputs), expected)
     assert not {*places(other.network.constants.items()).values()} & {*places(given.named_parameters()).values()}
     with torch.no_grad():
         for parameter in given.parameters():

@@ -117,11 +117,12 @@ def dense_model(model: Model) -> DenseModel:
 
     Raises an UnavailableError if the model does not qualify, or kernels cannot be built here; the message says why.
     """
-    if model.network.spread:
+    whole = model.network
+    if whole.precision.devices or {tensor.device for tensor in whole.constants.values()} - {whole.device}:
         raise UnavailableError("the network lies on several devices")
     module, layout, affine = _within(model)
     dtype = next(module.parameters()).dtype
-    network = architecture(module, layout, device=model.network.device)
+    network = architecture(module, layout, device=whole.device)
     noise, targets = _noise(model.likelihood, layout, network.layers[-1].fan_out)
     segments = [piece for segment in model.prior.segments for piece in _parts(segment)]
     kernel = DenseKernel(

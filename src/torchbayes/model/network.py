@@ -55,6 +55,7 @@ class Network:
         by_batch: names of the batch-norm layers without running statistics, whose outputs depend on the batch in
             evaluation too.
         convolutional: whether it convolves images.
+        entry: the device of the first parameter, where inputs go; they are kept where the weights are.
         held: runs the module with other weights.
     """
 
@@ -79,23 +80,19 @@ class Network:
         self.random, self.mask = random, RandomMask.of(named, random)
         chosen = _chosen(named, random)
         self.device = device_of(made, chosen, factory)
-        self._entry = next((p.device for p in named.values() if not without_values(p)), self.device)
+        self.entry = next((p.device for p in named.values() if not without_values(p)), self.device)
         self.precision = Precision.of(named, chosen, away(chosen, self.device))
-        chosen = self.mask.select(chosen)
-        self.layout = Layout.of(chosen)
+        self.layout = Layout.of(chosen := self.mask.select(chosen))
         self.shapes = Layout.of(only(self.layout.names, named))
         kept = factory is None or outweighed(chosen, made)
         has_values = kept and not any(map(without_values, chosen.values()))
-        # below float32 if all of them are
         self._held_D = self.layout.join({n: t.to(self.device) for n, t in chosen.items()}) if has_values else None
         own = random_ids(made, self.layout) | {id(named[name]) for name in self.layout.names}
         lent = borrowed(made, own)  # constants, which build no graph
         template = functional_copy(made, {**places(named, self.layout, self.mask, held_D=self._held_D), **lent})
         self.constants = {n: p for n, p in template.requires_grad_(False).named_parameters() if n not in chosen}
-        from_checkpoint = () if factory else loaded(made, self.layout)
-        self._origin = Origin(
-            factory, template, self.layout, self.mask, device=self.device, loaded=from_checkpoint, held=kept
-        )
+        known = () if factory else loaded(made, self.layout)
+        self._origin = Origin(factory, template, self.layout, self.mask, device=self.device, loaded=known, held=kept)
         live = _live_modules(template, self.layout)
         moving = [(n, b) for n, b in template.named_buffers() if b.layout == torch.strided]  # sparse ones stay
         self.buffers = {n: b.clone() for n, b in moving if n.rpartition(".")[0] in live}
@@ -118,11 +115,6 @@ class Network:
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.precision.weights
-
-    @property
-    def spread(self) -> bool:
-        """Whether the parameters lie on several devices."""
-        return bool(self.precision.devices or {t.device for t in self.constants.values()} - {self.device})
 
     @property
     def initial(self) -> dict[str, Tensor]:
@@ -155,7 +147,7 @@ class Network:
         """
         try:
             state = self.ask(self.layout.split(weights) if isinstance(weights, Tensor) else weights, inputs, buffers)
-            return self.outputs(state, inputs)
+            return outputs_in(self, state, inputs)
         except ValueError as error:
             _refuse_one_row(error, self.batch_norms)
             raise
@@ -168,18 +160,10 @@ class Network:
         if self.borrowed.tensors and not torch.compiler.is_compiling():
             self.borrowed.check_versions()
         state = {**self.precision.cast(self.mask.fill(views)), **(self.buffers if buffers is None else buffers)}
-        effects = self.held.ask(state, self._entering(inputs), device=self.device)
+        effects = self.held.ask(state, _entering(self, inputs), device=self.device)
         if buffers is None and effects is not None:  # a call must not change the network's own buffers
             state.update({name: state[name].clone() for name in effects.written if name in self.buffers})
         return state
-
-    def outputs(self, state: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        """Return the outputs, on the device of the weights, while the module holds the tensors of `state`."""
-        return outputs_of(self.held.run(state, self._entering(inputs)), self.class_axis).to(self.device)
-
-    def _entering(self, inputs: Any) -> Any:
-        """Return inputs on the device of the network's first parameter; they are kept where the weights are."""
-        return inputs if self._entry == self.device else sent(inputs, self._entry)
 
     def training(self) -> AbstractContextManager[None]:
         """Return a context in which live modules run in training mode; the frozen part stays in evaluation."""
@@ -279,6 +263,15 @@ def _chosen(named: Mapping[str, Tensor], random: Random) -> dict[str, Tensor]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+
+
+def outputs_in(network: Network, state: Mapping[str, Tensor], inputs: Any) -> Tensor:
+    """Return the outputs, on the device of the weights, while the module holds the tensors of `state`."""
+    return outputs_of(network.held.run(state, _entering(network, inputs)), network.class_axis).to(network.device)
+
+
+def _entering(network: Network, inputs: Any) -> Any:
+    return inputs if network.entry == network.device else sent(inputs, network.entry)
 
 
 def outputs_of(made: Any, class_axis: int) -> Tensor:

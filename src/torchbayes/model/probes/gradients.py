@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import checkpoint
 
 from torchbayes.checks import SettingError
-from torchbayes.model.network import Network
+from torchbayes.model.network import Network, outputs_in
 from torchbayes.native.process import differentiable
 from torchbayes.native.recomputation import activations_kept
 from torchbayes.randomness.seeds import Purpose, generator, seeded
@@ -72,7 +72,8 @@ class _Asked(NamedTuple):
         with mode, seeded(Purpose.GRADIENT_TRIAL, self.attempt, device=self.network.device):
             if constants is None:
                 return self.network(views, self.inputs, state)
-            return self.network.outputs({**self.network.ask(views, self.inputs, state), **constants}, self.inputs)
+            module_state = {**self.network.ask(views, self.inputs, state), **constants}
+            return outputs_in(self.network, module_state, self.inputs)
 
 
 def _differentiated(asked: _Asked, views: Mapping[str, Tensor]) -> tuple[Tensor | None, dict[str, Tensor | None]]:
