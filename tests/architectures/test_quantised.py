@@ -93,10 +93,10 @@ def test_copies_share_memory_and_leave_the_base_as_it_is(folder: Path, bits: int
         alone = network.eval()(**ROWS[0]).logits[:, -1, [3, 4]]
     torch.testing.assert_close(outputs[0], alone, rtol=1e-4, atol=1e-4)
     assert tb.predict(fitted, ROWS[0], draws=3).probs.isfinite().all()
-    inside = dict(models[0].network.module.named_modules())
+    inside = dict(models[0].network.module.named_parameters())
     for name, layer in network.named_modules():
         if isinstance(layer, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
-            assert inside[f"network.{name}"].weight.data_ptr() == layer.weight.data_ptr()
+            assert inside[f"network.{name}.weight"].data_ptr() == layer.weight.data_ptr()
 
 
 def test_rounding_of_activations_is_for_no_sampler_with_energies(folder: Path) -> None:

@@ -93,7 +93,7 @@ def test_masks_and_dtypes_go_with_devices(counts: Emulated) -> None:
     for each in (made, plain):
         low = Low(4, 2, dtype=torch.bfloat16)
         low.load_state_dict(each[4].state_dict())
-        each[4] = low.to(each[4].weight.device)
+        each[4] = low.to(next(each[4].parameters()).device)
     some = torch.rand(4, 5, generator=torch.Generator().manual_seed(0)) > 0.5
     names = {"0.weight": torch.ones(5, 3, dtype=torch.bool), "2.weight": some, "4.bias": torch.tensor([True, True])}
     model, exact = model_of(made, names), model_of(plain, names)
