@@ -1,6 +1,6 @@
 """What a training step of an adapter costs, in steps of plain LoRA written by hand.
 
-The base is a Llama of 20 million weights with random numbers, LoRA of rank 8 adapts queries, values and the output layer,
+The base is a Llama of 20 million weights with random numbers, LoRA of rank 8 adapts queries, values and output layer,
 and questions have 64 tokens and four answers. Both sides run the same network, `LastToken`, whose output layer is cut
 to the answers. The loop by hand trains it by fused AdamW. It takes turns with `fit`, an epoch each, and what is done
 once does not count: see `benchmarks.overhead`.
