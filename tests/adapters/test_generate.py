@@ -41,7 +41,7 @@ def endless(network: Any) -> Any:
 def by_hand(posterior: Any, network: Any, tokens: list[int], count: int) -> Tensor:
     """Log probabilities (S, L, V) at the last places of one sequence, in one pass without cache and padding."""
     model, rows = posterior.model, torch.tensor([tokens])
-    made = [load_draw(network, model, w)(input_ids=rows, use_cache=False).logits for w in posterior.weights_MD]
+    made = [load_draw(network, model, w).eval()(input_ids=rows, use_cache=False).logits for w in posterior.weights_MD]
     return torch.stack(made)[:, 0, -count - 1 : -1].log_softmax(-1)
 
 
