@@ -10,7 +10,20 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from tests.refusals.nonsense import COUNT, FLAG, FUNCTION, NAN, OBJECT, Case, but, maybe, tensors
+from tests.refusals.nonsense import (
+    COUNT,
+    FLAG,
+    FUNCTION,
+    NAN,
+    NOT_NEGATIVE,
+    OBJECT,
+    SEED,
+    WORD,
+    Case,
+    but,
+    maybe,
+    tensors,
+)
 from torchbayes import adapters
 from torchbayes.adapters import LastToken, Question
 
@@ -79,6 +92,25 @@ ADAPTERS = {
             "template": FUNCTION,
             "max_length": maybe(COUNT),
             "special_tokens": FLAG,
+        },
+    ),
+    "adapters.generate": Case(
+        adapters.generate,
+        lambda: {
+            "posterior": tb.Point(model(), model().given_weights().unsqueeze(0)),
+            "network": network(),
+            "prompts": torch.tensor([[1, 2]]),
+            "max_new_tokens": 1,
+        },
+        {
+            "posterior": (*OBJECT, network(), tb.Point),
+            "network": (*OBJECT, nn.Linear(2, 3), LastToken(network(), [1, 2])),
+            "prompts": (None, "text", 3, [[1, 2]], {}, torch.zeros(2), torch.ones(2).long(), torch.zeros(0, 2).long()),
+            "draws": (*maybe(COUNT),),
+            "max_new_tokens": COUNT,
+            "temperature": NOT_NEGATIVE,
+            "average": WORD,
+            "seed": SEED,
         },
     ),
     "adapters.load_draw": Case(

@@ -283,7 +283,9 @@ def _prompts(network: nn.Module, prompts: Tensor | Mapping[str, Any]) -> tuple[T
     if not real.any(1).all():
         raise ValueError(f"prompt {int((~real.any(1)).nonzero()[0])} is nothing but padding. Leave it out.")
     if not real.all() and "attention_mask" not in inspect.signature(base_of(network).forward).parameters:
-        raise ValueError("`network` takes no `attention_mask`, so that prompts cannot be padded. Give equally long ones.")
+        raise ValueError(
+            "`network` takes no `attention_mask`, so that prompts cannot be padded. Give equally long ones."
+        )
     return ending(tokens, real)
 
 
