@@ -42,6 +42,8 @@ RESULTS |= {
     "conformal.Jackknife",
     "conformal.Threshold",
     "priors.Scaled",
+    "adapters.Answers",
+    "adapters.Generated",
     "data.Data",
     "data.Pair",
     "evidence.Evidence",
