@@ -97,7 +97,7 @@ def test_laplace_is_that_of_the_outputs(kind: str):
 
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
 def test_energies_fit_gradients(plan: Any):
-    """Members at once have the gradients of each alone; the error of leapfrog energies falls as the square of a step."""
+    """Members at once have the gradients of each alone; the error of leapfrog energies falls as a step squared."""
     model, _, rows = model_of("linear")
     batch, weights_MD = model.unpack(rows), normal(2, model.layout.size, seed=2)
     density = LogDensity(model, 5, batch, plan=plan)

@@ -96,7 +96,7 @@ class Collector(Generic[_Result]):
         self._moments = [Moments.empty(empty_MD, rank) for _ in range(method.members)]
         self._last = [Weights(empty_MD[0], dict(model.network.buffers), False) for _ in range(method.members)]
         if resume is not None and full_path(resume).exists():
-            self._restore(full_path(resume))
+            self.load(resume)
 
     @property
     def points(self) -> tuple[int, ...]:
@@ -212,8 +212,17 @@ class Collector(Generic[_Result]):
         }
         return write_tensors(full_path(path), tensors, header)
 
-    def _restore(self, path: Path) -> None:
-        """Go on from a file; ValueError if it is damaged, not a collector's, or of another model or method."""
+    def load(self, path: str | PathLike[str]) -> None:
+        """Go on from a file that `save` wrote, in the place of what has been collected.
+
+        Args:
+            path: where it is.
+
+        Raises:
+            ValueError: if it is damaged, not a collector's, or of another model or method; nothing is changed then.
+            FileNotFoundError: if there is no such file.
+        """
+        path = full_path(path)
         tensors, header = read_tensors(path, self.model.network.device)
         if header.get("kind") != "collector":
             raise ValueError(f"{path} holds a {header.get('kind')!r}, not what a collector saved. Name another file.")
