@@ -97,11 +97,10 @@ class Collecting:
         return True
 
     def trainer_callback(self) -> Any:
-        """Return a `transformers.TrainerCallback`.
+        """Return a callback for the Trainer of Hugging Face.
 
-        What has been collected is in each checkpoint folder of the Trainer, as `collector.safetensors`, and is read by
-        `train(resume_from_checkpoint=…)` of a checkpoint in the Trainer's `output_dir`. The first process alone
-        collects. Let the learning rate be constant, `lr_scheduler_type="constant_with_warmup"`.
+        What has been collected is in each checkpoint folder of the Trainer, as `collector.safetensors`, and is read
+        where training is resumed from one. The first process alone collects. Let the learning rate be constant.
 
         Raises:
             ImportError: if transformers is not installed.
@@ -129,7 +128,7 @@ class Collecting:
         return Callback()
 
     def lightning_callback(self, part: str = "") -> Any:
-        """Return a `lightning.pytorch.Callback`, or one of `pytorch_lightning` if that is what is installed.
+        """Return a callback for the Trainer of Lightning.
 
         What has been collected is part of the callback's state in Lightning's checkpoints.
 
