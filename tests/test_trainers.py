@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def linear() -> tuple[nn.Module, tb.Model]:
+def linear() -> tuple[nn.Linear, tb.Model]:
     torch.manual_seed(0)
     network = nn.Linear(3, 2).double()
     return network, tb.Model(network, tb.likelihoods.Categorical())
@@ -172,13 +172,13 @@ class Trainer:
     def __init__(self, steps: int, callback: Any) -> None:
         self.estimated_stepping_batches, self.callback = float(steps), callback
 
-    def fit(self, module: nn.Module, network: nn.Module, until: int) -> list[Tensor]:
+    def fit(self, module: nn.Module, network: nn.Linear, until: int) -> list[Tensor]:
         points = []
         for step in range(self.global_step + 1, until + 1):
             for batch in range(2):
                 if batch:
                     with torch.no_grad():
-                        network.weight += normal(2, 3, seed=step)  # type: ignore[operator]
+                        network.weight += normal(2, 3, seed=step)
                     self.global_step = step
                 self.callback.on_train_batch_end(self, module, None, None, batch)
             points.append(network.weight.detach().flatten().clone())
@@ -200,7 +200,7 @@ def test_lightning_collects_and_resumes(package: str, monkeypatch: pytest.Monkey
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, stub if name in {package, package.split(".")[0]} else None)
 
-    def begun() -> tuple[nn.Module, Collecting, Trainer]:
+    def begun() -> tuple[nn.Linear, Collecting, Trainer]:
         network, model = linear()
         collecting = Collecting(tb.SWA().collector(model), after=2, every=2)
         return network, collecting, Trainer(10, collecting.lightning_callback("model"))

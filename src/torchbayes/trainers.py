@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -139,13 +140,13 @@ class Collecting:
             ImportError: if Lightning is not installed.
         """
         try:
-            from lightning.pytorch import Callback as Base
+            base: Any = import_module("lightning.pytorch").Callback
         except ImportError:
-            from pytorch_lightning import Callback as Base
+            base = import_module("pytorch_lightning").Callback
 
         collecting = self
 
-        class Callback(Base):
+        class Callback(base):
             """Collects in the hooks of a Lightning Trainer."""
 
             seen = 0  # steps of the optimiser at the end of the last batch

@@ -100,7 +100,7 @@ def test_probabilities_of_all_answers_and_their_uncertainty():
     tables = posterior.weights_MD.view(4, 3, 3, 3).log_softmax(-1)
     every = torch.tensor([*product(range(3), repeat=3)])
     path = torch.cat([torch.tensor([[0, 1]]).expand(27, -1), every], 1)
-    each_SA = sum(tables[:, path[:, t], path[:, t + 1], path[:, t + 2]] for t in range(3))
+    each_SA = torch.stack([tables[:, path[:, t], path[:, t + 1], path[:, t + 2]] for t in range(3)]).sum(0)
     exact_A = each_SA.exp().mean(0)
     assert_close(exact_A.sum(), torch.tensor(1.0))
     code = made.tokens @ torch.tensor([9, 3, 1])

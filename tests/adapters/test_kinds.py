@@ -42,7 +42,7 @@ def test_it_is_fitted_and_a_draw_goes_back(kind: str):
     posterior = tb.fit(model, rows, tb.MAP(epochs=20, batch_size=2), start=given)
     weights_D = posterior.sample(1)[0]
     assert not torch.equal(weights_D, given)
-    start, end = (float(model.log_joint(w, rows, 4)) for w in (given, weights_D))
+    start, end = (float(model.log_joint(w, model.unpack(rows), 4)) for w in (given, weights_D))
     assert end > start
     draw = load_draw(network, model, weights_D)
     assert_close(whole_logits(draw, ROWS, ANSWERS), model.network(weights_D, model.unpack(rows).inputs), rtol=1e-4)

@@ -158,8 +158,8 @@ def generate(
         open_B = open_B & ~torch.isin(step.token[:, 0], stops)
         if not open_B.any():
             break
-    columns = (torch.cat(parts, 1) for parts in zip(*(step[2:] for step in steps), strict=True))
-    return Generated(tokens[:, length:], *columns, log_prob_SB)
+    columns = {name: torch.cat([getattr(step, name) for step in steps], 1) for name in _Step._fields[2:]}
+    return Generated(tokens=tokens[:, length:], log_prob_SB=log_prob_SB, **columns)
 
 
 class _Step(NamedTuple):
@@ -167,7 +167,7 @@ class _Step(NamedTuple):
 
     log_prob_SB: Tensor
     token: Tensor
-    counts: Tensor
+    attention_mask: Tensor
     log_prob: Tensor
     entropy: Tensor
     expected_entropy: Tensor
