@@ -130,8 +130,8 @@ def generate(
         The answers, and how probable and how uncertain their tokens are.
 
     Raises:
-        ValueError: if there are no prompts, one has no tokens, all tokens go beyond the positions of the network, the
-            network is another one than the model's, a logit is NaN, or a number is out of range.
+        ValueError: if there are no prompts, one has no tokens, prompt and answer together may be longer than the
+            network takes, it is another one than the model's, a logit is NaN, or a number is out of range.
         TypeError: if an argument is of another kind, or draws have dropout masks or statistics beside their weights.
     """
     check_kind((Posterior, Functions), "a posterior, as `fit` returns it", posterior=posterior)
@@ -146,10 +146,10 @@ def generate(
     length, steps = tokens.shape[1], list[_Step]()
     log_prob_SB = torch.zeros(len(drawn), len(tokens), dtype=torch.float64, device=tokens.device)
     open_B = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+    choose = partial(_chosen, temperature=float(temperature))
     for number in range(max_new_tokens):
         weights_SB = (log_prob_SB if average == "sequences" else torch.zeros_like(log_prob_SB)).softmax(0)
         uniform_B = torch.rand(len(tokens), generator=generator(Purpose.TOKENS, seed, number), dtype=torch.float64)
-        choose = partial(_chosen, temperature=float(temperature))
         logits_SBV = torch.stack([draw(tokens, real) for draw in drawn])
         step = _step(logits_SBV, weights_SB, uniform_B.to(tokens.device), choose).only(open_B, fill)
         steps.append(step)
@@ -175,11 +175,9 @@ class _Step(NamedTuple):
 
     def only(self, open_B: Tensor, fill: int) -> _Step:
         """Return the step of answers that have not ended; the others get padding."""
-        return _Step(
-            self.log_prob_SB * open_B,
-            self.token.where(open_B.unsqueeze(1), fill),
-            *(part * open_B.unsqueeze(1) for part in self[2:]),
-        )
+        open_B1 = open_B.unsqueeze(1)
+        numbers = (part.where(open_B1, 0) for part in self[2:])
+        return _Step(self.log_prob_SB.where(open_B, 0), self.token.where(open_B1, fill), *numbers)
 
 
 class _Draw:
