@@ -51,7 +51,7 @@ def test_it_is_fitted_and_a_draw_goes_back(kind: str):
 
 
 def test_members_begin_at_initialisers_of_their_own():
-    for kind in ("rslora", "words", "ia3"):
+    for kind in ("rslora", "words", "dora", "ia3"):
         network = peft.get_peft_model(base("llama"), KINDS[kind][0]())
         model = tb.Model(network, tb.likelihoods.Categorical(ignore_index=-100), random=["*lora*", "*ia3*"])
         weights_MD, _ = model.starting_weights([1, 2])

@@ -49,11 +49,15 @@ NETWORKS: dict[str, tuple[Any, str, Tensor]] = {
 }
 
 
-def model_of(kind: str) -> tuple[tb.Model, Any, tuple[Tensor, Tensor]]:
+def model_of(kind: str, *, init_lora_weights: bool = False) -> tuple[tb.Model, Any, tuple[Tensor, Tensor]]:
     make, target, inputs = NETWORKS[kind]
     torch.manual_seed(0)
     settings = peft.LoraConfig(
-        r=2, target_modules=[target], use_dora=True, init_lora_weights=False, fan_in_fan_out=kind == "transposed"
+        r=2,
+        target_modules=[target],
+        use_dora=True,
+        init_lora_weights=init_lora_weights,
+        fan_in_fan_out=kind == "transposed",
     )
     network = peft.get_peft_model(make(), settings).double()
     model = tb.Model(network, tb.likelihoods.Categorical(), random="*lora*")
@@ -115,3 +119,18 @@ def test_energies_fit_gradients(plan: Any):
         return density(at_MD).log_density - momentum_MD.square().sum(1) / 2 - before_M
 
     assert_close(error(40) / error(80), torch.full((2,), 4.0), rtol=0.05)
+
+
+@pytest.mark.parametrize("kind", [*NETWORKS])
+def test_members_begin_as_peft_does(kind: str):
+    """At magnitudes that leave the layer as it is without an adapter, as one of the factors is 0."""
+    model, network, (inputs, _) = model_of(kind, init_lora_weights=True)
+    (weights_MD, _), base = model.starting_weights([1, 2]), network.get_base_model()
+    given = {name: weights for name, weights in network.named_parameters() if "magnitude" in name}
+    for weights_D in weights_MD:
+        views = model.layout.split(weights_D)
+        for name, weights in given.items():
+            assert_close(views[name], weights, rtol=1e-6)  # which PEFT computed in single precision
+        with network.disable_adapter():
+            assert_close(model.network(weights_D, inputs), base(inputs))
+    assert not torch.equal(*weights_MD)

@@ -58,19 +58,33 @@ def differentiated(module: nn.Module) -> nn.Module:
     return module
 
 
-def _with_norm(layer: Any, args: Any, named: Mapping[str, Any]) -> None:
-    """Let a layer hold m c/n in the place of its magnitudes m, where c equals n and is a constant.
+def reset_magnitudes(layer: Any, key: str) -> None:
+    """Give the magnitudes of an adapter (DoRA) the norms of the weight that it makes, as they are before training."""
+    of_layer = key in layer.lora_A
+    first, second = (layer.lora_A, layer.lora_B) if of_layer else (layer.lora_embedding_A, layer.lora_embedding_B)
+    factors = (first[key], second[key]) if of_layer else (first[key].mT, second[key].mT)
+    magnitudes = layer.lora_magnitude_vector[key]
+    magnitudes.weight.copy_(_norm(magnitudes, *factors, base=layer.get_base_layer(), scaling=layer.scaling[key]))
 
-    The layer divides by another constant equal to n, and so by n itself.
-    """
-    first, second, base = named["lora_A"], named["lora_B"], named["base_layer"]
+
+def _norm(layer: Any, first: Any, second: Any, *, base: nn.Module, scaling: float) -> Tensor:
+    """Return the norms of the weight W + s B A, of which `layer` holds the magnitudes."""
     weight = import_module("peft.utils.integrations").dequantize_module_weight(base)
     if isinstance(first, Tensor):  # of embeddings, (words, r) and (r, size)
         product = (first @ second).mT
     else:
         product = second.weight.flatten(1) @ first.weight.flatten(1)
         product = product.view_as(weight) if weight.ndim > 2 else product
-    norm = layer.get_weight_norm(weight.to(product.dtype), product, named["scaling"])
+    return layer.get_weight_norm(weight.to(product.dtype), product, scaling)
+
+
+def _with_norm(layer: Any, args: Any, named: Mapping[str, Any]) -> None:
+    """Let a layer hold m c/n in the place of its magnitudes m, where c equals n and is a constant.
+
+    The layer divides by another constant equal to n, and so by n itself.
+    """
+    factors = named["lora_A"], named["lora_B"]
+    norm = _norm(layer, *factors, base=named["base_layer"], scaling=named["scaling"])
     magnitude = layer.__dict__["magnitude"] = layer._parameters["weight"]
     layer._parameters["weight"] = magnitude * (norm.detach() / norm).to(magnitude.dtype)
 
