@@ -13,7 +13,7 @@ from torch import Tensor
 import torchbayes as tb
 from tests.adapters.tiny import ANSWERS, TARGETS, WORDS, adapted, base, prompts
 from tests.oracles import assert_close, normal
-from torchbayes.adapters import LastToken, generate, load_draw
+from torchbayes.adapters import LastToken, generate, load_draw, score
 
 pytest.importorskip("peft")
 pytestmark = [
@@ -76,6 +76,15 @@ def test_every_number_is_that_of_whole_passes(kind: str, answers: bool, side: st
     else:
         assert not torch.allclose(made.answers.log_prob, whole, rtol=1e-3)
     assert network.training
+    known = {"input_ids": made.tokens, "attention_mask": torch.ones(3, LONG)}
+    known["attention_mask"][1, 3:] = 0
+    given = score(posterior, network, rows, answers=known, average=average)
+    for name in ("log_prob", "entropy", "expected_entropy", "mutual_information"):
+        found, expected = getattr(given, name), getattr(made, name)
+        assert_close(found[[0, 2]], expected[[0, 2]], rtol=10 * rtol, atol=rtol / 10)
+        assert_close(found[1, :3], expected[1, :3], rtol=10 * rtol, atol=rtol / 10)
+        assert not found[1, 3:].any()
+    assert given.answers.length.tolist() == [LONG, 3, LONG]
 
 
 class Chances(torch.nn.Module):
@@ -164,6 +173,9 @@ def test_what_a_cache_has_read_is_not_read_again():
     layer.register_forward_hook(lambda _, given, made: lengths.append(given[0].shape[1]))
     generate(posterior, network, prompts([6, 6]), max_new_tokens=4)
     assert lengths == [6, 6, 1, 1, 1, 1, 1, 1]
+    lengths.clear()
+    score(posterior, network, prompts([6, 6]), answers=prompts([8, 8]))  # the number of words is known then
+    assert lengths == [6, 6, 7, 7]
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
@@ -188,7 +200,7 @@ def test_what_cannot_be_generated_is_refused():
         generate(posterior, LastToken(network, ANSWERS), rows)
     with pytest.raises(ValueError, match=r"`max_new_tokens` must be at most 59, as the longest prompt has 5 of the 64"):
         generate(posterior, network, rows, max_new_tokens=60)
-    with pytest.raises(ValueError, match="prompt 1 is nothing but padding"):
+    with pytest.raises(ValueError, match="row 1 of `prompts` is nothing but padding"):
         generate(posterior, network, {**rows, "attention_mask": torch.tensor([[1] * 5, [0] * 5])})
     with pytest.raises(ValueError, match=r"must have the shape of their tokens, \(2, 5\)"):
         generate(posterior, network, {**rows, "attention_mask": torch.ones(2, 4)})
@@ -201,6 +213,9 @@ def test_what_cannot_be_generated_is_refused():
         generate(broken, network, rows, max_new_tokens=2)
     with pytest.raises(ValueError, match="the network cannot take inputs of shape"):
         generate(posterior, network, torch.full((1, 2), WORDS), max_new_tokens=2)
+    for wrong in (torch.ones(1, 2).long(), {"input_ids": torch.ones(2, 2).long(), "attention_mask": torch.eye(2)}):
+        with pytest.raises(ValueError, match="`answers` must be one answer for each of the 2 prompts"):
+            score(posterior, network, rows, answers=wrong)
     plain = Chances()
     with pytest.raises(ValueError, match="takes no `attention_mask`"):
         generate(tb.Point(tb.Model(plain, tb.likelihoods.Categorical()), torch.ones(1, 27)), plain, rows)

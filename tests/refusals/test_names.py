@@ -44,7 +44,7 @@ RESULTS |= {
     "conformal.Threshold",
     "priors.Scaled",
     "adapters.Answers",
-    "adapters.Generated",
+    "adapters.Continuations",
     "data.Data",
     "data.Pair",
     "evidence.Evidence",

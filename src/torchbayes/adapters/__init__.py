@@ -1,14 +1,15 @@
 """Language models that answer multiple-choice questions: the logits of the answers alone, and questions as rows."""
 
+from torchbayes.adapters.decoding import Answers, Continuations
 from torchbayes.adapters.draws import load_draw
-from torchbayes.adapters.generation import Answers, Generated, generate
+from torchbayes.adapters.generation import generate, score
 from torchbayes.adapters.last_token import LastToken
 from torchbayes.adapters.prompts import answer_tokens, encode
 from torchbayes.adapters.questions import Question, multiple_choice, read_questions
 
 __all__ = [
     "Answers",
-    "Generated",
+    "Continuations",
     "LastToken",
     "Question",
     "answer_tokens",
@@ -17,4 +18,5 @@ __all__ = [
     "load_draw",
     "multiple_choice",
     "read_questions",
+    "score",
 ]

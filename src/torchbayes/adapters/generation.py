@@ -17,82 +17,23 @@ expectations.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchbayes.adapters.decoding import Average, Continuations, Draw, Record
 from torchbayes.adapters.draws import load_draw
 from torchbayes.adapters.heads import base_of
 from torchbayes.adapters.last_token import LastToken, ending, refuse_prompts
 from torchbayes.checks import as_seed, check_choice, check_counts, check_kind, check_not_negative, seen
-from torchbayes.metrics.uncertainty import average as averaged
-from torchbayes.metrics.uncertainty import entropies, rows_at_once
-from torchbayes.model.network import taking, tensor_of
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.randomness.seeds import Purpose, generator
 
-Average = Literal["sequences", "tokens"]
-"""What the networks are averaged over: whole answers, or each token by itself."""
-
 _DRAWS = 10  # by default
-
-
-class Answers(NamedTuple):
-    """Sums over the tokens of each answer, (B,) each, float64, in nats.
-
-    Of an answer drawn at temperature 1 with `average="sequences"` the entropies and the mutual information have as
-    expectations those of the distribution over all answers, by the chain rule.
-
-    Attributes:
-        log_prob: log p(y | x), of the average.
-        entropy: total.
-        expected_entropy: the part that more data would not remove.
-        mutual_information: the disagreement of the draws.
-        length: number of tokens, int64.
-    """
-
-    log_prob: Tensor
-    entropy: Tensor
-    expected_entropy: Tensor
-    mutual_information: Tensor
-    length: Tensor
-
-
-@dataclass(frozen=True)
-class Generated:
-    """Answers to B prompts, of at most L tokens.
-
-    Numbers of a token are of the distribution that it was chosen from, at temperature 1, float64, in nats; behind the
-    end of an answer they are 0.
-
-    Attributes:
-        tokens: (B, L), without the prompts; behind the end of an answer they are padding.
-        attention_mask: (B, L), 1 where a token belongs to the answer, as the one that ends it does.
-        log_prob: log p(y_t | y_<t, x) of the average, (B, L).
-        entropy: total entropy of the averaged probabilities of all tokens, (B, L).
-        expected_entropy: mean over draws of their entropies, with weights ω, (B, L).
-        mutual_information: their difference, the disagreement of the draws, (B, L), at least 0.
-        log_prob_SB: log p(y | x, w_s) of the whole answers under each draw.
-    """
-
-    tokens: Tensor
-    attention_mask: Tensor
-    log_prob: Tensor
-    entropy: Tensor
-    expected_entropy: Tensor
-    mutual_information: Tensor
-    log_prob_SB: Tensor
-
-    @property
-    def answers(self) -> Answers:
-        """Sums over the tokens of each answer."""
-        parts = (self.log_prob, self.entropy, self.expected_entropy, self.mutual_information, self.attention_mask)
-        return Answers(*(part.sum(1) for part in parts))
 
 
 @torch.no_grad()
@@ -106,7 +47,7 @@ def generate(
     temperature: float = 0.0,
     average: Average = "sequences",
     seed: int = 0,
-) -> Generated:
+) -> Continuations:
     """Continue prompts by the average of the networks drawn from a posterior.
 
     Each drawn network is a copy that shares everything but its random weights (`load_draw`), and keeps the keys and
@@ -143,90 +84,75 @@ def generate(
     _check_positions(network, real, max_new_tokens)
     drawn = _drawn(posterior, network, draws, seed)
     stops, fill = _special(network)
-    length, steps = tokens.shape[1], list[_Step]()
-    log_prob_SB = torch.zeros(len(drawn), len(tokens), dtype=torch.float64, device=tokens.device)
+    record = Record(len(drawn), tokens, average)
     open_B = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
     choose = partial(_chosen, temperature=float(temperature))
     for number in range(max_new_tokens):
-        weights_SB = (log_prob_SB if average == "sequences" else torch.zeros_like(log_prob_SB)).softmax(0)
         uniform_B = torch.rand(len(tokens), generator=generator(Purpose.TOKENS, seed, number), dtype=torch.float64)
-        logits_SBV = torch.stack([draw(tokens, real) for draw in drawn])
-        step = _step(logits_SBV, weights_SB, uniform_B.to(tokens.device), choose).only(open_B, fill)
-        steps.append(step)
-        log_prob_SB = log_prob_SB + step.log_prob_SB
-        tokens, real = torch.cat([tokens, step.token], 1), torch.cat([real, torch.ones_like(step.token)], 1)
-        open_B = open_B & ~torch.isin(step.token[:, 0], stops)
+        logits_SBV = torch.stack([draw(tokens, real)[:, 0] for draw in drawn])
+        token = record.add(logits_SBV, uniform_B.to(tokens.device), choose, going=open_B, fill=fill)
+        tokens, real = torch.cat([tokens, token], 1), torch.cat([real, torch.ones_like(token)], 1)
+        open_B = open_B & ~torch.isin(token[:, 0], stops)
         if not open_B.any():
             break
-    columns = {name: torch.cat([getattr(step, name) for step in steps], 1) for name in _Step._fields[2:]}
-    return Generated(tokens=tokens[:, length:], log_prob_SB=log_prob_SB, **columns)
+    return record.continuations()
 
 
-class _Step(NamedTuple):
-    """A token of each answer, (B, 1) each but for the first."""
+@torch.no_grad()
+def score(
+    posterior: Posterior | Functions,
+    network: nn.Module,
+    prompts: Tensor | Mapping[str, Any],
+    *,
+    answers: Tensor | Mapping[str, Any],
+    draws: int | None = None,
+    average: Average = "sequences",
+    seed: int = 0,
+) -> Continuations:
+    """Return how probable and how uncertain the tokens of given answers are, as `generate` does of its own.
 
-    log_prob_SB: Tensor
-    token: Tensor
-    attention_mask: Tensor
-    log_prob: Tensor
-    entropy: Tensor
-    expected_entropy: Tensor
-    mutual_information: Tensor
+    Args:
+        posterior: as for `generate`.
+        network: as for `generate`.
+        prompts: as for `generate`.
+        answers: token ids (B, L), or a mapping with `input_ids` and `attention_mask`, of one answer to each prompt, as
+            a tokenizer gives them without special tokens in front; padding stands behind them.
+        draws: as for `generate`.
+        average: as for `generate`.
+        seed: seed of the draws.
 
-    def only(self, open_B: Tensor, fill: int) -> _Step:
-        """Return the step of answers that have not ended; the others get padding."""
-        open_B1 = open_B.unsqueeze(1)
-        numbers = (part.where(open_B1, 0) for part in self[2:])
-        return _Step(self.log_prob_SB.where(open_B, 0), self.token.where(open_B1, fill), *numbers)
+    Returns:
+        The given answers, and how probable and how uncertain their tokens are.
 
-
-class _Draw:
-    """A drawn network, with the keys and values of the tokens that it has read."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._network, self._cache, self._read = network.eval(), None, 0
-        self._takes = inspect.signature(base_of(network).forward).parameters
-
-    def __call__(self, tokens: Tensor, real: Tensor) -> Tensor:
-        """Return the logits (B, V) of the token behind rows that are those of the last call, and one token more."""
-        first = 0 if self._cache is None else self._read
-        given = {
-            "attention_mask": real,
-            "position_ids": (real.cumsum(-1) - 1).clamp_min(0)[:, first:],
-            "use_cache": True,
-            "past_key_values": self._cache,
-            "logits_to_keep": 1,
-        }
-        given = {"input_ids": tokens[:, first:], **{name: given[name] for name in given if name in self._takes}}
-        with taking(given):
-            made = self._network(**given)
-        self._cache, self._read = getattr(made, "past_key_values", None), tokens.shape[1]
-        return tensor_of(made)[:, -1]
-
-
-def _step(
-    logits_SBV: Tensor, weights_SB: Tensor, uniform_B: Tensor, choose: Callable[[Tensor, Tensor], Tensor]
-) -> _Step:
-    """Return the next token of each answer, which `choose` takes from averaged probabilities and uniform numbers.
-
-    Rows are taken a few at a time, as they are in double precision.
+    Raises:
+        ValueError: as `generate` does, or if there is not one answer for each prompt, or padding in front of one.
+        TypeError: as `generate` does.
     """
-    if logits_SBV.isnan().any():
-        s, b = logits_SBV.isnan().any(-1).nonzero()[0].tolist()
-        raise ValueError(f"the logits of draw {s} are NaN for prompt {b}. Look for draws that are not finite.")
-    size, parts = rows_at_once(logits_SBV), list[_Step]()
-    for logits, weights, uniform in zip(
-        logits_SBV.split(size, 1), weights_SB.split(size, 1), uniform_B.split(size), strict=True
-    ):
-        log_probs = logits.double().log_softmax(-1)
-        probs = log_probs.exp()
-        token = choose(averaged(probs, weights), uniform).unsqueeze(1)
-        log_prob_S = log_probs.gather(-1, token.expand(len(logits), -1, 1)).squeeze(-1)
-        log_prob = (log_prob_S + weights.log()).logsumexp(0)
-        numbers = (log_prob, *entropies(probs, weights))
-        parts.append(_Step(log_prob_S, token, torch.ones_like(token), *(each.unsqueeze(1) for each in numbers)))
-    log_probs_S, *columns = zip(*parts, strict=True)
-    return _Step(torch.cat(log_probs_S, 1), *map(torch.cat, columns))
+    check_kind((Posterior, Functions), "a posterior, as `fit` returns it", posterior=posterior)
+    check_choice(("sequences", "tokens"), average=average)
+    (tokens, real), (given_BL, mask_BL) = _prompts(network, prompts), _rows(network, answers, "answers")
+    if len(given_BL) != len(tokens) or bool((mask_BL.diff(dim=1) > 0).any()):
+        front = ", some with padding in front" if bool((mask_BL.diff(dim=1) > 0).any()) else ""
+        raise ValueError(
+            f"`answers` must be one answer for each of the {len(tokens)} prompts, with padding behind it alone; got "
+            f"{len(given_BL)}{front}. Give the tokenizer `padding_side='right'`."
+        )
+    length, count = tokens.shape[1], given_BL.shape[1]
+    _check_positions(network, real, count)
+    drawn = _drawn(posterior, network, draws, as_seed(seed))
+    record, (_, fill) = Record(len(drawn), tokens, average), _special(network)
+    tokens, real, start = torch.cat([tokens, given_BL], 1), torch.cat([real, mask_BL], 1), 0
+    while start < count:
+        keep = min(count - start, record.places)
+        stop = length + start + keep - 1  # the last token has no other behind it
+        logits = torch.stack([draw(tokens[:, :stop], real[:, :stop], keep) for draw in drawn])
+        for place in range(keep):
+            column = start + place
+            going = mask_BL[:, column] != 0
+            record.add(logits[:, :, place], given_BL[:, column], lambda _, token: token, going=going, fill=fill)
+        record.see(logits.shape[-1])
+        start += keep
+    return record.continuations()
 
 
 def _chosen(probs_BV: Tensor, uniform_B: Tensor, *, temperature: float) -> Tensor:
@@ -238,7 +164,7 @@ def _chosen(probs_BV: Tensor, uniform_B: Tensor, *, temperature: float) -> Tenso
     return places_B1[:, 0].clamp_max(probs_BV.shape[-1] - 1)
 
 
-def _drawn(posterior: Posterior | Functions, network: nn.Module, draws: int | None, seed: int) -> list[_Draw]:
+def _drawn(posterior: Posterior | Functions, network: nn.Module, draws: int | None, seed: int) -> list[Draw]:
     """Return S networks drawn from a posterior."""
     if isinstance(posterior, Posterior):
         usual = min(posterior.default_draws, -(-_DRAWS // posterior.members) * posterior.members)
@@ -252,7 +178,7 @@ def _drawn(posterior: Posterior | Functions, network: nn.Module, draws: int | No
             "the draws have dropout masks or batch-norm statistics beside their weights, which a network cannot take "
             "back. Take a posterior over weights alone."
         )
-    return [_Draw(load_draw(network, functions.model, weights_D)) for weights_D in functions.weights_SD]
+    return [Draw(load_draw(network, functions.model, weights_D)) for weights_D in functions.weights_SD]
 
 
 def _prompts(network: nn.Module, prompts: Tensor | Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -264,27 +190,33 @@ def _prompts(network: nn.Module, prompts: Tensor | Mapping[str, Any]) -> tuple[T
             "was made of."
         )
     refuse_prompts(network)
-    given = prompts if isinstance(prompts, Mapping) else {"input_ids": prompts}
+    tokens, real = _rows(network, prompts, "prompts")
+    if not real.all() and "attention_mask" not in inspect.signature(base_of(network).forward).parameters:
+        raise ValueError(
+            "`network` takes no `attention_mask`, so that prompts cannot be padded. Give equally long ones."
+        )
+    return ending(tokens, real)
+
+
+def _rows(network: nn.Module, rows: Tensor | Mapping[str, Any], name: str) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask (B, T) of prompts or answers, on the network's device."""
+    given = rows if isinstance(rows, Mapping) else {"input_ids": rows}
     tokens, mask = given.get("input_ids"), given.get("attention_mask")
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise TypeError(f"`prompts` must hold the numbers of tokens, (B, T), as `input_ids`; got {seen(tokens)}.")
+        raise TypeError(f"`{name}` must hold the numbers of tokens, (B, T), as `input_ids`; got {seen(tokens)}.")
     if tokens.ndim != 2 or not tokens.numel():
-        raise ValueError(f"`prompts` must have shape (B, T), with one token at least; got {tuple(tokens.shape)}.")
+        raise ValueError(f"`{name}` must have shape (B, T), with one token at least; got {tuple(tokens.shape)}.")
     if mask is not None and (not isinstance(mask, Tensor) or mask.shape != tokens.shape):
         raise ValueError(
-            f"`attention_mask` of the prompts must have the shape of their tokens, {tuple(tokens.shape)}; got "
+            f"`attention_mask` of `{name}` must have the shape of their tokens, {tuple(tokens.shape)}; got "
             f"{seen(mask)}."
         )
     device = next(network.parameters()).device
     tokens = tokens.to(device).long()
     real = torch.ones_like(tokens) if mask is None else (mask.to(device) != 0).long()
     if not real.any(1).all():
-        raise ValueError(f"prompt {int((~real.any(1)).nonzero()[0])} is nothing but padding. Leave it out.")
-    if not real.all() and "attention_mask" not in inspect.signature(base_of(network).forward).parameters:
-        raise ValueError(
-            "`network` takes no `attention_mask`, so that prompts cannot be padded. Give equally long ones."
-        )
-    return ending(tokens, real)
+        raise ValueError(f"row {int((~real.any(1)).nonzero()[0])} of `{name}` is nothing but padding. Leave it out.")
+    return tokens, real
 
 
 def _check_positions(network: nn.Module, real: Tensor, more: int) -> None:
