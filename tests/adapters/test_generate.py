@@ -13,7 +13,7 @@ from torch import Tensor
 import torchbayes as tb
 from tests.adapters.tiny import ANSWERS, TARGETS, WORDS, adapted, base, prompts
 from tests.oracles import assert_close, normal
-from torchbayes.adapters import LastToken, generate, load_draw, score
+from torchbayes.adapters import LastToken, decoding, generate, load_draw, score
 
 pytest.importorskip("peft")
 pytestmark = [
@@ -48,7 +48,9 @@ def by_hand(posterior: Any, network: Any, tokens: list[int], count: int) -> Tens
 @pytest.mark.parametrize("average", ["sequences", "tokens"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("kind", "answers"), [*zip(TARGETS, (False, True, False), strict=True)])
-def test_every_number_is_that_of_whole_passes(kind: str, answers: bool, side: str, average: Any):
+def test_every_number_is_that_of_whole_passes(
+    kind: str, answers: bool, side: str, average: Any, monkeypatch: pytest.MonkeyPatch
+):
     """Prompts of several lengths at once, with caches, equal each one alone without."""
     network = endless(adapted(kind).double().train())
     posterior, rows = posterior_of(network, answers=answers), prompts([5, 2, 3], side=side)
@@ -78,6 +80,7 @@ def test_every_number_is_that_of_whole_passes(kind: str, answers: bool, side: st
     assert network.training
     known = {"input_ids": made.tokens, "attention_mask": torch.ones(3, LONG)}
     known["attention_mask"][1, 3:] = 0
+    monkeypatch.setattr(decoding, "_AT_ONCE", 2 * 3 * 3 * WORDS)  # logits of two places
     given = score(posterior, network, rows, answers=known, average=average)
     for name in ("log_prob", "entropy", "expected_entropy", "mutual_information"):
         found, expected = getattr(given, name), getattr(made, name)
@@ -166,7 +169,7 @@ def one(rows: dict[str, Tensor], b: int) -> dict[str, Tensor]:
     return {name: tensor[b : b + 1] for name, tensor in rows.items()}
 
 
-def test_what_a_cache_has_read_is_not_read_again():
+def test_what_a_cache_has_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch):
     network = endless(adapted("llama"))
     posterior, lengths = posterior_of(network.double(), members=2), list[int]()
     layer = network.get_base_model().model.embed_tokens
@@ -176,6 +179,10 @@ def test_what_a_cache_has_read_is_not_read_again():
     lengths.clear()
     score(posterior, network, prompts([6, 6]), answers=prompts([8, 8]))  # the number of words is known then
     assert lengths == [6, 6, 7, 7]
+    lengths.clear()
+    monkeypatch.setattr(decoding, "_AT_ONCE", 3 * 2 * 2 * WORDS)  # logits of three places
+    score(posterior, network, prompts([6, 6]), answers=prompts([8, 8]))
+    assert lengths == [6, 6, 3, 3, 3, 3, 1, 1]
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
@@ -216,6 +223,10 @@ def test_what_cannot_be_generated_is_refused():
     for wrong in (torch.ones(1, 2).long(), {"input_ids": torch.ones(2, 2).long(), "attention_mask": torch.eye(2)}):
         with pytest.raises(ValueError, match="`answers` must be one answer for each of the 2 prompts"):
             score(posterior, network, rows, answers=wrong)
+    with pytest.raises(ValueError, match="`answers` must be tokens from 0 to 96; got 97"):
+        score(posterior, network, rows, answers=torch.full((2, 1), WORDS))
+    with pytest.raises(ValueError, match="`answers` must be tokens from 0 on; got -100"):
+        score(posterior, network, rows, answers=torch.full((2, 1), -100))
     plain = Chances()
     with pytest.raises(ValueError, match="takes no `attention_mask`"):
         generate(tb.Point(tb.Model(plain, tb.likelihoods.Categorical()), torch.ones(1, 27)), plain, rows)

@@ -131,8 +131,8 @@ def score(
     check_kind((Posterior, Functions), "a posterior, as `fit` returns it", posterior=posterior)
     check_choice(("sequences", "tokens"), average=average)
     (tokens, real), (given_BL, mask_BL) = _prompts(network, prompts), _rows(network, answers, "answers")
-    if len(given_BL) != len(tokens) or bool((mask_BL.diff(dim=1) > 0).any()):
-        front = ", some with padding in front" if bool((mask_BL.diff(dim=1) > 0).any()) else ""
+    front = ", some with padding in front" if bool((mask_BL.diff(dim=1) > 0).any()) else ""
+    if len(given_BL) != len(tokens) or front:
         raise ValueError(
             f"`answers` must be one answer for each of the {len(tokens)} prompts, with padding behind it alone; got "
             f"{len(given_BL)}{front}. Give the tokenizer `padding_side='right'`."
@@ -146,6 +146,8 @@ def score(
         keep = min(count - start, record.places)
         stop = length + start + keep - 1  # the last token has no other behind it
         logits = torch.stack([draw(tokens[:, :stop], real[:, :stop], keep) for draw in drawn])
+        if int(given_BL.max()) >= logits.shape[-1]:
+            raise ValueError(f"`answers` must be tokens from 0 to {logits.shape[-1] - 1}; got {int(given_BL.max())}.")
         for place in range(keep):
             column = start + place
             going = mask_BL[:, column] != 0
@@ -216,6 +218,11 @@ def _rows(network: nn.Module, rows: Tensor | Mapping[str, Any], name: str) -> tu
     real = torch.ones_like(tokens) if mask is None else (mask.to(device) != 0).long()
     if not real.any(1).all():
         raise ValueError(f"row {int((~real.any(1)).nonzero()[0])} of `{name}` is nothing but padding. Leave it out.")
+    tokens = tokens.where(real != 0, 0)
+    if int(tokens.min()) < 0:
+        raise ValueError(
+            f"`{name}` must be tokens from 0 on; got {int(tokens.min())}. Say by `attention_mask` where there is none."
+        )
     return tokens, real
 
 
