@@ -10,7 +10,20 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from tests.refusals.nonsense import COUNT, FLAG, FUNCTION, NAN, OBJECT, Case, but, maybe, tensors
+from tests.refusals.nonsense import (
+    COUNT,
+    FLAG,
+    FUNCTION,
+    NAN,
+    NOT_NEGATIVE,
+    OBJECT,
+    SEED,
+    WORD,
+    Case,
+    but,
+    maybe,
+    tensors,
+)
 from torchbayes import adapters
 from torchbayes.adapters import LastToken, Question
 
@@ -48,6 +61,8 @@ def model() -> tb.Model:
 _TOKENS = (None, "text", 3, NAN, [1], [1, 1], [1, 9], [-1, 1], [0.5, 1.0], torch.zeros(2), torch.zeros(2, 2).long())
 _TEXTS = (None, "text", 3, NAN, ["a"], ["a", "a"], ["a", " "], ["a", 3], ["a"] * 27)
 
+_ROWS = (None, "text", 3, [[1, 2]], {}, torch.zeros(2), torch.ones(2).long(), torch.zeros(0, 2).long())
+
 ADAPTERS = {
     "adapters.LastToken": Case(
         LastToken,
@@ -79,6 +94,43 @@ ADAPTERS = {
             "template": FUNCTION,
             "max_length": maybe(COUNT),
             "special_tokens": FLAG,
+        },
+    ),
+    "adapters.generate": Case(
+        adapters.generate,
+        lambda: {
+            "posterior": tb.Point(model(), model().given_weights().unsqueeze(0)),
+            "network": network(),
+            "prompts": torch.tensor([[1, 2]]),
+            "max_new_tokens": 1,
+        },
+        {
+            "posterior": (*OBJECT, network(), tb.Point),
+            "network": (*OBJECT, nn.Linear(2, 3), LastToken(network(), [1, 2])),
+            "prompts": _ROWS,
+            "draws": (*maybe(COUNT),),
+            "max_new_tokens": COUNT,
+            "temperature": NOT_NEGATIVE,
+            "average": WORD,
+            "seed": SEED,
+        },
+    ),
+    "adapters.score": Case(
+        adapters.score,
+        lambda: {
+            "posterior": tb.Point(model(), model().given_weights().unsqueeze(0)),
+            "network": network(),
+            "prompts": torch.tensor([[1, 2]]),
+            "answers": torch.tensor([[3]]),
+        },
+        {
+            "posterior": (*OBJECT, network(), tb.Point),
+            "network": (*OBJECT, nn.Linear(2, 3), LastToken(network(), [1, 2])),
+            "prompts": _ROWS,
+            "answers": (*_ROWS, torch.ones(2, 1).long()),
+            "draws": (*maybe(COUNT),),
+            "average": WORD,
+            "seed": SEED,
         },
     ),
     "adapters.load_draw": Case(

@@ -175,9 +175,9 @@ def test_entropies_are_taken_once_and_a_few_rows_at_a_time(monkeypatch: pytest.M
     sizes: list[int] = []
     real = uncertainty.divergence
 
-    def seen(probs: Tensor) -> Tensor:
+    def seen(probs: Tensor, weights: Tensor | None = None) -> Tensor:
         sizes.append(probs.shape[1])
-        return real(probs)
+        return real(probs, weights)
 
     monkeypatch.setattr(uncertainty, "divergence", seen)
     found = tb.evaluate(predictive, torch.arange(3000) % 20).scores

@@ -32,7 +32,7 @@ from tests.refusals.nonsense import (
     maybe,
     tensors,
 )
-from torchbayes import data, diagnostics, evidence, geometry, metrics, networks
+from torchbayes import data, diagnostics, evidence, geometry, metrics, networks, trainers
 
 _HALF = torch.full((4, 2), 0.5)
 _PROBS = (*tensors((4,), (4, 2), (0, 2)), torch.full((4, 2), NAN), -_HALF, 2 * _HALF, _HALF.long())
@@ -728,7 +728,22 @@ CALIBRATION = {
     "calibration.NoiseScaling": Case(tb.calibration.NoiseScaling, lambda: {"factor": 2.0}, {"factor": POSITIVE}),
 }
 
+TRAINERS = {
+    "trainers.Collecting": Case(
+        trainers.Collecting,
+        lambda: {"collector": tb.SWA(members=2).collector(things.model())},
+        {
+            "collector": (*OBJECT, tb.SWA()),
+            "after": maybe(WHOLE),
+            "every": maybe(COUNT),
+            "member": (*WHOLE, 2),
+            "snapshots": FLAG,
+        },
+    ),
+}
+
 ROOMS = {
+    **TRAINERS,
     **METRICS,
     **DIAGNOSTICS,
     **EVIDENCE,

@@ -9,7 +9,7 @@ from tests.refusals.pictures import PICTURES
 from tests.refusals.rooms import ROOMS
 from tests.refusals.settings import SETTINGS
 from tests.refusals.verbs import VERBS
-from torchbayes import adapters, data, diagnostics, evidence, geometry, metrics, networks, report
+from torchbayes import adapters, data, diagnostics, evidence, geometry, metrics, networks, report, trainers
 from torchbayes import sklearn as estimators
 from torchbayes.report import figures
 
@@ -32,6 +32,7 @@ ROOMS_OF = {
     "report.": report,
     "figures.": figures,
     "sklearn.": estimators,
+    "trainers.": trainers,
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
 RESULTS |= {"Approximation", "LaplacePosterior", "LeaveOneOut", "MatchedPrior", "ModelAverage", "Posterior"}
@@ -42,6 +43,8 @@ RESULTS |= {
     "conformal.Jackknife",
     "conformal.Threshold",
     "priors.Scaled",
+    "adapters.Answers",
+    "adapters.Continuations",
     "data.Data",
     "data.Pair",
     "evidence.Evidence",

@@ -52,7 +52,7 @@ class LastToken(nn.Module):
         """
         super().__init__()
         check_kind(nn.Module, "an nn.Module", network=network)
-        _refuse_prompts(network)
+        refuse_prompts(network)
         _, head = head_of(network)
         rows = index_of(answers, head.out_features)
         tensors = [*network.parameters(), *network.buffers()]
@@ -77,7 +77,7 @@ class LastToken(nn.Module):
             Logits (B, K), at least float32; NaN in rows that are nothing but padding.
         """
         real = torch.ones_like(input_ids) if attention_mask is None else (attention_mask != 0).long()
-        tokens, real = _ending(input_ids, real)
+        tokens, real = ending(input_ids, real)
         given: dict[str, Any] = {"input_ids": tokens, "attention_mask": real, **self._options}
         if self._places:
             given["position_ids"] = (real.cumsum(-1) - 1).clamp_min(0)
@@ -87,7 +87,7 @@ class LastToken(nn.Module):
         return logits if choices is None else logits.masked_fill(~choices.bool(), -torch.inf)
 
 
-def _ending(tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+def ending(tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """Return tokens and mask (B, T) turned so that each row ends with its last token that is no padding."""
     length = tokens.shape[-1]
     places = torch.arange(length, device=tokens.device)
@@ -96,7 +96,7 @@ def _ending(tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return tokens.gather(-1, source), real.gather(-1, source)
 
 
-def _refuse_prompts(network: nn.Module) -> None:
+def refuse_prompts(network: nn.Module) -> None:
     """Raise TypeError for adapters of PEFT that are learned tokens before the prompt."""
     config = getattr(network, "active_peft_config", None) if hasattr(type(network), "get_base_model") else None
     if getattr(config, "is_prompt_learning", False):

@@ -65,19 +65,29 @@ def rows_at_once(values_SBK: Tensor) -> int:
     return max(1, _AT_ONCE // values_SBK[:, 0].numel())
 
 
-def entropies(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return total and expected entropy and mutual information, (...), in nats, of probabilities (S, ..., K)."""
-    return _entropy(probs.mean(0)), _entropy(probs).mean(0), divergence(probs)
+def entropies(probs: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return total and expected entropy and mutual information, (...), in nats, of probabilities (S, ..., K).
+
+    `weights` (S, ...) of the draws sum to 1; they are equal if None.
+    """
+    return _entropy(average(probs, weights)), average(_entropy(probs), weights), divergence(probs, weights)
 
 
-def divergence(probs: Tensor) -> Tensor:
+def average(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the mean over S, (...), with weights (S, ...) that sum to 1 and may lack last axes; equal ones if None."""
+    if weights is None:
+        return values.mean(0)
+    return (values * weights.reshape(*weights.shape, *[1] * (values.ndim - weights.ndim))).sum(0)
+
+
+def divergence(probs: Tensor, weights: Tensor | None = None) -> Tensor:
     r"""Return the mean divergence of S distributions from their mean, in nats, at least 0, (...).
 
     It is $\frac1S \sum_s \mathrm{KL}(p_s \| \bar p)$ of float64 probabilities (S, ..., K), computed as $\frac1S
     \sum_{sk} \bar p_k\, \varphi(p_{sk} / \bar p_k - 1)$ with $\varphi(r) = (1 + r) \log(1 + r) - r \ge 0$, whose
-    terms do not cancel, however close the distributions are.
+    terms do not cancel, however close the distributions are. `weights` (S, ...) take the place of 1/S.
     """
-    mean = probs.mean(0)
+    mean = average(probs, weights)
     apart = (probs - mean).div_(mean.clamp_min(_TINY))
     convex = apart.clamp_min(_EPS - 1).log1p_().mul_(1 + apart).sub_(apart)  # 0 log 0 = 0
     small = apart.abs() < _NEAR
@@ -87,7 +97,7 @@ def divergence(probs: Tensor) -> Tensor:
         for power in range(_TERMS, 1, -1):  # Σ (−1)ⁿ rⁿ / (n (n − 1)), from the last term
             series.mul_(r).add_((-1) ** power / (power * (power - 1)))
         convex[small] = series.mul_(r).mul_(r)
-    return convex.mul_(mean).sum(-1).mean(0)
+    return average(convex.mul_(mean).sum(-1), weights)
 
 
 def _entropy(probs: Tensor) -> Tensor:

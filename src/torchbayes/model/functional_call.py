@@ -18,7 +18,7 @@ from torchbayes.checks import SettingError
 from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.model.borrowed import ReadOnly, apart
 from torchbayes.model.initialisation import copied as module_copy
-from torchbayes.model.wrappers import unwrapped
+from torchbayes.model.wrappers import differentiated, unwrapped
 from torchbayes.native.process import trim
 from torchbayes.native.recomputation import Again, Calling
 from torchbayes.randomness.seeds import Purpose, seeded
@@ -273,13 +273,13 @@ def drops(inner: nn.Module) -> bool:
 def functional_copy(module: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
     """Return a copy of a module without wrappers that can be run with other weights; TypeError if there is none.
 
-    It holds `instead[id(p)]` in the place of a parameter p. Its gradients are dense, because all go into one vector,
-    which cannot hold sparse ones.
+    It holds `instead[id(p)]` in the place of a parameter p. Its gradients are those of its outputs, and dense, because
+    all go into one vector, which cannot hold sparse ones.
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError("a compiled `network` of torch.jit keeps its own weights. Pass the module that it was made of.")
     try:
-        clone = unwrapped(module_copy(module, instead))
+        clone = differentiated(unwrapped(module_copy(module, instead)))
     except Exception as error:  # a __deepcopy__ may raise anything
         raise TypeError(
             f"the `network` cannot be copied: {str(error).rstrip('.') or type(error).__name__}{_culprit(module)}. A "

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torchbayes.checks import SettingError
 from torchbayes.model.borrowed import ReadOnly, apart, borrowed
 from torchbayes.model.layout import Layout
-from torchbayes.model.wrappers import plainly_named
+from torchbayes.model.wrappers import plainly_named, reset_magnitudes
 
 _OF_PARTS = ("reset_parameters", "_reset_parameters")
 _OF_WHOLES = ("init_weights", "_init_weights", "initialize_weights", "_initialize_weights")
@@ -279,6 +279,8 @@ def _resets(layer: Any, settings: Mapping[str, Any]) -> Iterator[Callable[[], An
             options = {option: getattr(config, option) for option in option_names if hasattr(config, option)}
             if first == "adapter_name" and set(_required(method)) <= {first, *options}:
                 yield partial(method, key, **options)
+    for key in getattr(layer, "lora_magnitude_vector", ()):
+        yield partial(reset_magnitudes, layer, key)  # last, as they follow from the factors
 
 
 def _method(module: nn.Module, names: Sequence[str], *, most: int) -> Callable[..., Any] | None:

@@ -3,11 +3,16 @@
 A wrapper holds its module as `_orig_mod` or `module`, so that names in files and globs would depend on it. Wrappers are
 removed. A wrapper of `torch.compile` would compile again for the parameters of every call, and data parallelism splits
 rows, which `ranks=` does. The plan "compiled" compiles a fit as a whole.
+
+Layers of PEFT that scale the rows of a weight by m/n, n the norms of W + s B A (DoRA), take n for a constant in the
+backward pass, so that their gradient is not that of their outputs. `differentiated` gives it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -41,3 +46,50 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def plainly_named(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Return parameters or buffers of a bare module by the names that they have without wrappers inside it."""
     return {name.replace(f"{_INSIDE}.", ""): tensor for name, tensor in named}
+
+
+def differentiated(module: nn.Module) -> nn.Module:
+    """Return a module of whose layers with norms (DoRA) gradients are those of the outputs; it is changed in place."""
+    for part in module.modules():
+        has_norm = type(part).__module__.startswith("peft.") and hasattr(part, "get_weight_norm")
+        if has_norm and _with_norm not in part._forward_pre_hooks.values():
+            part.register_forward_pre_hook(_with_norm, with_kwargs=True)
+            part.register_forward_hook(_without_norm, always_call=True)
+    return module
+
+
+def reset_magnitudes(layer: Any, key: str) -> None:
+    """Give the magnitudes of an adapter (DoRA) the norms of the weight that it makes, as they are before training."""
+    of_layer = key in layer.lora_A
+    first, second = (layer.lora_A, layer.lora_B) if of_layer else (layer.lora_embedding_A, layer.lora_embedding_B)
+    factors = (first[key], second[key]) if of_layer else (first[key].mT, second[key].mT)
+    magnitudes = layer.lora_magnitude_vector[key]
+    magnitudes.weight.copy_(_norm(magnitudes, *factors, base=layer.get_base_layer(), scaling=layer.scaling[key]))
+
+
+def _norm(layer: Any, first: Any, second: Any, *, base: nn.Module, scaling: float) -> Tensor:
+    """Return the norms of the weight W + s B A, of which `layer` holds the magnitudes."""
+    weight = import_module("peft.utils.integrations").dequantize_module_weight(base)
+    if isinstance(first, Tensor):  # of embeddings, (words, r) and (r, size)
+        product = (first @ second).mT
+    else:
+        product = second.weight.flatten(1) @ first.weight.flatten(1)
+        product = product.view_as(weight) if weight.ndim > 2 else product
+    return layer.get_weight_norm(weight.to(product.dtype), product, scaling)
+
+
+def _with_norm(layer: Any, args: Any, named: Mapping[str, Any]) -> None:
+    """Let a layer hold m c/n in the place of its magnitudes m, where c equals n and is a constant.
+
+    The layer divides by another constant equal to n, and so by n itself.
+    """
+    factors = named["lora_A"], named["lora_B"]
+    norm = _norm(layer, *factors, base=named["base_layer"], scaling=named["scaling"])
+    magnitude = layer.__dict__["magnitude"] = layer._parameters["weight"]
+    layer._parameters["weight"] = magnitude * (norm.detach() / norm).to(magnitude.dtype)
+
+
+def _without_norm(layer: Any, args: Any, made: Any) -> None:
+    """Let a layer hold its magnitudes again."""
+    if (magnitude := layer.__dict__.pop("magnitude", None)) is not None:
+        layer._parameters["weight"] = magnitude

@@ -75,6 +75,7 @@ class Purpose(enum.IntEnum):
     GAUSSIAN = 23  # weights of a Gaussian posterior
     SUBSAMPLE = 24  # of the draws of a chain
     TARGETS = 25  # of a predictive
+    TOKENS = 161  # the same, one after the other
     OUTPUTS = 26  # of a linearised network
     SUBSPACE = 27  # its directions
     RESAMPLES = 28  # weights of the rows of an evaluation

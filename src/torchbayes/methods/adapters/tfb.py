@@ -178,7 +178,8 @@ class TFB(Kept, Defaults):
         total_M = torch.zeros_like(state.total_M)
         for s in range(draws):
             noise_MD = normals(state.seeds, Purpose.ADAPTER, s, like=scale_MD)
-            value = density.value(torch.addcmul(state.weights_MD, scale_MD, noise_MD), batch, buffers=state.buffers)
+            weights_MD, buffers = torch.addcmul(state.weights_MD, scale_MD, noise_MD), clone(state.buffers)
+            value = density.value(weights_MD, batch, buffers=buffers)  # a network may change its buffers
             total_M -= value.log_likelihood.double()
         return total_M / (draws * density.num_data)
 

@@ -145,5 +145,9 @@ def is_snapshot(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -
     """
     start = averaging_start(trajectory, burn_in)
     planned, steps = planned_snapshots(trajectory, burn_in, per_epoch), trajectory.total_steps - start
-    taken = max(trajectory.step - start, 0)
-    return taken * planned // steps > max(taken - 1, 0) * planned // steps
+    return is_even(trajectory.step - start, planned, steps)
+
+
+def is_even(taken: int, count: int, steps: int) -> bool:
+    """Return whether one of `count` points, spread evenly over steps up to the last, is at step `taken`."""
+    return max(taken, 0) * count // steps > max(taken - 1, 0) * count // steps

@@ -12,7 +12,7 @@ noise scale depend on them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -96,7 +96,7 @@ class Collector(Generic[_Result]):
         self._moments = [Moments.empty(empty_MD, rank) for _ in range(method.members)]
         self._last = [Weights(empty_MD[0], dict(model.network.buffers), False) for _ in range(method.members)]
         if resume is not None and full_path(resume).exists():
-            self._restore(full_path(resume))
+            self.load(resume)
 
     @property
     def points(self) -> tuple[int, ...]:
@@ -212,19 +212,23 @@ class Collector(Generic[_Result]):
         }
         return write_tensors(full_path(path), tensors, header)
 
-    def _restore(self, path: Path) -> None:
-        """Go on from a file; ValueError if it is damaged, not a collector's, or of another model or method."""
+    def load(self, path: str | PathLike[str]) -> None:
+        """Go on from a file that `save` wrote, in the place of what has been collected.
+
+        Args:
+            path: where it is.
+
+        Raises:
+            ValueError: if it is damaged, not a collector's, or of another model or method; nothing is changed then.
+            FileNotFoundError: if there is no such file.
+        """
+        path = full_path(path)
         tensors, header = read_tensors(path, self.model.network.device)
         if header.get("kind") != "collector":
             raise ValueError(f"{path} holds a {header.get('kind')!r}, not what a collector saved. Name another file.")
         check_layout(path, header["layout"], self.model)
         check_model(path, header, self.model)
-        saved, now = header["settings"], self._settings
-        differences = [f"`{name}` {saved[name]}, not {now[name]}" for name in now if saved[name] != now[name]]
-        if differences:
-            raise ValueError(
-                f"{path} was collected with {', '.join(differences)}. Set it as it was, or name another file."
-            )
+        _check_settings(path, header["settings"], self._settings)
         parts = zip(*(tensors[name].clone().split(1) for name in _MOMENTS), header["points"], strict=True)
         self._moments = [Moments(mean, squares, deviations, count) for mean, squares, deviations, count in parts]
         buffers = {n.removeprefix(BUFFERS): t for n, t in tensors.items() if n.startswith(BUFFERS)}
@@ -247,6 +251,13 @@ class Collector(Generic[_Result]):
         names = self.model.network.buffers
         weights_MD = torch.stack([last.weights_D for last in self._last])
         return _Last(weights_MD, {n: torch.stack([last.buffers[n] for last in self._last]) for n in names})
+
+
+def _check_settings(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ValueError if a file was collected with other settings than those now."""
+    differences = [f"`{name}` {saved[name]}, not {now[name]}" for name in now if saved[name] != now[name]]
+    if differences:
+        raise ValueError(f"{path} was collected with {', '.join(differences)}. Set it as it was, or name another file.")
 
 
 def _check_points(collector: Collector[Any], least: int) -> None:
