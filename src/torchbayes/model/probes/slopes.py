@@ -1,8 +1,7 @@
 """Whether the gradient of a network is that of its outputs.
 
 Of a few layers it is not. Linear layers of 8 bits (bitsandbytes) round activations to 255 numbers and differentiate as
-if they did not. DoRA takes the norm of its weights for a constant. Straight-through estimators round, and pass on
-gradients. A minimum may be found with such a gradient. Dynamics that should keep an energy do not keep it, and their
+if they did not. So do straight-through estimators, and others take a norm of their weights for a constant. A minimum may be found with such a gradient. Dynamics that should keep an energy do not keep it, and their
 step sizes and error estimates mean nothing.
 """
 
@@ -53,8 +52,8 @@ def refuse_other_slopes(network: Network, inputs: Any) -> None:
     raise SettingError(
         f"the gradient of the network is not that of its outputs: along a random direction they change by "
         f"{float(sizes[best]):.3g} where autograd says {float(slopes.norm()):.3g}, and differ by "
-        f"{float(errors[best]):.3g}. Layers of 8 bits do this, which round activations, and DoRA, whose norm passes no "
-        f"gradient. Energies then mean nothing. Load the network without rounding, or use a method that needs no "
+        f"{float(errors[best]):.3g}. Layers of 8 bits do this, which round activations, and layers that detach a "
+        f"factor. Energies then mean nothing. Load the network without rounding, or use a method that needs no "
         f"energies, such as SGHMC, IVON or SWAG."
     )
 
