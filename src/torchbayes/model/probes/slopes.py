@@ -1,8 +1,9 @@
 """Whether the gradient of a network is that of its outputs.
 
 Of a few layers it is not. Linear layers of 8 bits (bitsandbytes) round activations to 255 numbers and differentiate as
-if they did not. So do straight-through estimators, and others take a norm of their weights for a constant. A minimum may be found with such a gradient. Dynamics that should keep an energy do not keep it, and their
-step sizes and error estimates mean nothing.
+if they did not. So do straight-through estimators, and others take a norm of their weights for a constant. A minimum
+may be found with such a gradient. Dynamics that should keep an energy do not keep it, and their step sizes and error
+estimates mean nothing.
 """
 
 from __future__ import annotations
