@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
@@ -13,10 +13,12 @@ from torch import Tensor
 
 from torchbayes.density.backend import Backend, Evaluation, Mixing
 from torchbayes.density.precision import full_precision
+from torchbayes.model.batches.chunks import Chunk, by_chunks, in_chunks
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.precision import lowered
 from torchbayes.native.process import differentiable
 
 
@@ -29,6 +31,7 @@ class Into(NamedTuple):
 
     gradient_MD: Tensor | None
     add: bool
+    scale: float = 1.0  # a power of 2: factor on what is differentiated, by which the gradient is divided
 
     def write(self, layout: Layout, members: int | slice, *, total: Tensor, leaves: dict[str, Tensor]) -> None:
         """Differentiate `total` into the rows of `members`; a leaf's own gradient is freed as soon as it is added."""
@@ -39,40 +42,58 @@ class Into(NamedTuple):
 
         def move(leaf: Tensor, name: str) -> None:
             if leaf.grad is not None:
+                if self.scale != 1:
+                    leaf.grad.mul_(1 / self.scale)
                 views[name].add_(leaf.grad) if self.add else views[name].copy_(leaf.grad)
                 leaf.grad = None
                 missing.discard(name)
 
         for name, leaf in leaves.items():
             leaf.register_post_accumulate_grad_hook(partial(move, name=name))
-        total.backward(inputs=tuple(leaves.values()))
+        (total * self.scale if self.scale != 1 else total).backward(inputs=tuple(leaves.values()))
         for name in missing if not self.add else ():  # the total does not depend on these
             views[name].zero_()
 
 
-def chunks(evaluation: Evaluation, chunk_size: int) -> Iterator[Batch]:
-    """Yield all the data in chunks of `chunk_size` rows, or the minibatch."""
-    if not evaluation.shared:
-        yield evaluation.batch
-        return
-    for start in range(0, evaluation.batch.size, chunk_size):
-        where = slice(start, start + chunk_size)
-        yield evaluation.batch.map(lambda t, where=where: t[where])
+def first_chunk(backend: Backend, evaluation: Evaluation) -> Evaluation:
+    """Return an evaluation on the first rows that go through the network at once."""
+    size, axis = _cut(backend, evaluation)
+    return evaluation._replace(batch=next(in_chunks(evaluation.batch, size, axis=axis)))
 
 
-def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Batch, Into], Tensor]) -> Tensor:
+def _cut(backend: Backend, evaluation: Evaluation) -> tuple[int | None, int]:
+    """Return how many rows go through the network at once, None for all, and the axis of the rows."""
+    return (backend.chunk_size, 0) if evaluation.shared else (backend.model.chunk_size, 1)
+
+
+def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Evaluation, Into], Tensor]) -> Tensor:
     """Return the log likelihood of each member, float64 (M,), over all chunks, and write the gradient.
 
-    `run` maps rows, and where the gradient is written, to their log likelihood (M,).
+    `run` maps an evaluation on rows that go through at once, and where the gradient is written, to their log likelihood
+    (M,).
     """
-    weights_MD = evaluation.weights_MD
+    weights_MD, gradient_MD, mixing = evaluation.weights_MD, evaluation.gradient_MD, evaluation.mixing
     mode = backend.model.network.training() if backend.training else nullcontext()
     # Metropolis tests call on all the data, and need full precision.
     precision = full_precision(weights_MD.device) if evaluation.shared else nullcontext()
-    with differentiable(), mode, precision:
-        parts = chunks(evaluation, backend.chunk_size)
-        values = [run(rows, Into(evaluation.gradient_MD, number > 0)) for number, rows in enumerate(parts)]
-    return sum(values[1:], values[0])
+
+    def of(chunk: Chunk) -> Tensor:
+        seeds = None if evaluation.seeds is None else chunk.seeds(evaluation.seeds)
+        part = evaluation._replace(batch=chunk.rows, buffers=chunk.buffers, seeds=seeds)
+        return run(part, Into(gradient_MD, chunk.adds, chunk.scale))
+
+    with differentiable(), mode, precision, lowered():
+        size, axis = _cut(backend, evaluation)
+        return by_chunks(
+            evaluation.batch,
+            of,
+            size=size,
+            axis=axis,
+            gradient=gradient_MD,
+            factor=evaluation.scales.likelihood * (mixing.draws if mixing else 1),
+            scaled=backend.model.network.precision.is_half,
+            buffers=evaluation.buffers,
+        )
 
 
 def log_prob(model: Model, weights: dict[str, Tensor], batch: Batch, *, buffers: Buffers | None = None) -> Tensor:

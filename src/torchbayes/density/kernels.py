@@ -117,6 +117,8 @@ def dense_model(model: Model) -> DenseModel:
 
     Raises an UnavailableError if the model does not qualify, or kernels cannot be built here; the message says why.
     """
+    if model.network.precision.autocast is not None:
+        raise UnavailableError("the kernel computes in the dtype of the weights, without autocast")
     module, layout, affine = _within(model)
     dtype = next(module.parameters()).dtype
     network = architecture(module, layout, device=model.network.device)

@@ -52,8 +52,7 @@ class Network:
         borrowed: what else is in its memory too, and whether it has changed since.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
-        by_batch: names of the batch-norm layers without running statistics, whose outputs depend on the batch in
-            evaluation too.
+        by_batch: names of batch-norm layers without running statistics: they depend on the batch in evaluation too.
         convolutional: whether it convolves images.
         held: runs the module with other weights.
     """
@@ -147,7 +146,8 @@ class Network:
         """
         try:
             state = self.ask(self.layout.split(weights) if isinstance(weights, Tensor) else weights, inputs, buffers)
-            return outputs_of(self.held.run(state, inputs), self.class_axis)
+            with self.precision.region(self.device):
+                return outputs_of(self.held.run(state, inputs), self.class_axis)
         except ValueError as error:
             _refuse_one_row(error, self.batch_norms)
             raise
