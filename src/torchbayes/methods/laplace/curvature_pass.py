@@ -199,7 +199,7 @@ def add(
     """
     now, model = so_far, density.model
     if not now.found:
-        first = batch.map(lambda t: t[0])
+        first = batch.map(lambda t: t[0, : model.chunk_size])
         support = layer_support(model, now.weights_MD[0], first.inputs)
         _warn_of_columns(settings, support)
         now = replace(now, found=support.text())
