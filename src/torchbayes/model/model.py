@@ -80,6 +80,7 @@ class Model:
         shared: inputs that belong to all rows, by key or place.
         coupled: whether rows depend on each other.
         chunk_size: most rows that go through the network at once; None if methods and verbs alone say so.
+        autocast: dtype of the network's products where it is fitted and predicts; None for the network's own.
     """
 
     def __init__(
@@ -139,10 +140,10 @@ class Model:
         axis = getattr(unweighted(self.likelihood), "class_axis", -1)
         self.network = Network(network, random, class_axis=axis)
         self.network.precision = self.network.precision.under(autocast, self.network.device)
+        self.autocast = autocast
         self.open_scale = 1.0 if prior is None else None
         self._bind(Normal() if prior is None else prior)
-        self.temperature = float(temperature)
-        self.tempering = tempering
+        self.temperature, self.tempering = float(temperature), tempering
         self.shared = _names_of_shared(shared)
         self.coupled, self.chunk_size = _rows_at_once(self.likelihood, coupled, chunk_size)
         self._hook = batch
