@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torchbayes as tb
 from tests.laws.cases import METHODS, everything, made, model_of, normal, rows_of
+from torchbayes.density.autograd import Chunk
 from torchbayes.density.backend import Mixing
-from torchbayes.model.batches.chunks import Chunk
 
 pytestmark = pytest.mark.usefixtures("unjudged_fits")
 CLASSES = 3
@@ -211,9 +211,9 @@ def test_all_the_data_and_predictions_go_through_in_chunks_too() -> None:
 def test_what_cannot_be_cut_is_refused(network: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         tb.fit(model_of(network, chunk_size=2), rows_of(network), tb.MAP(epochs=1), callbacks=())
-    with pytest.raises(ValueError, match="functions repel on all rows of a batch at once.*is 2"):
+    with pytest.raises(ValueError, match=r"functions repel on all rows of a batch at once.*is 2"):
         tb.fit(model_of(chunk_size=2), rows_of(), METHODS["repulsive_functions"](), callbacks=())
-    with pytest.raises(ValueError, match="coupled, so that all must go through.*got `chunk_size` 2. Leave it out"):
+    with pytest.raises(ValueError, match=r"coupled, so that all must go through.*got `chunk_size` 2. Leave it out"):
         model_of(coupled=True, chunk_size=2)
 
 

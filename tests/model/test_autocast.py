@@ -14,8 +14,8 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import torchbayes as tb
+from torchbayes.density.autograd import Chunk, by_chunks
 from torchbayes.evidence import prior_monte_carlo
-from torchbayes.model.batches import chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # these fits are of a few steps
 EPS = {"bfloat16": 2**-8, "float16": 2**-11}  # half of the gap above 1: the largest error of rounding
@@ -173,7 +173,7 @@ def test_gradients_that_leave_float16_are_scaled(factor: float) -> None:
 def test_the_same_rows_are_taken_again_at_a_smaller_factor() -> None:
     calls: list[float] = []
 
-    def run(chunk: chunks.Chunk) -> Tensor:
+    def run(chunk: Chunk) -> Tensor:
         """The gradient of 8 rows, each 100; what is above 65,504 is infinite."""
         calls.append(chunk.scale)
         own = torch.full((2,), 100.0 * len(chunk.rows.inputs)) * chunk.scale
@@ -186,7 +186,7 @@ def test_the_same_rows_are_taken_again_at_a_smaller_factor() -> None:
     def asked(factor: float, *, scaled: bool = True, value: float = 0.0) -> list[float]:
         calls.clear()
         buffers["count"].zero_()
-        chunks.by_chunks(
+        by_chunks(
             tb.Batch(torch.zeros(8, 1), torch.zeros(8)),
             lambda chunk: run(chunk) + value,
             size=4,
@@ -224,11 +224,8 @@ def test_noise_of_layers_is_not_lost_in_float16() -> None:
         model = model_of(layer, autocast=low)
         density, mean_MD = tb.LogDensity(model, 16, plan="loop"), model.given_weights().unsqueeze(0)
         scale_MD, batch = torch.full_like(mean_MD, 1e-5), model.unpack(rows()).map(lambda t: t.unsqueeze(0))
-        gradients.append(
-            by_layers(
-                density, mean_MD, scale_MD, batch=batch, estimator="local", buffers={}, seeds=[1], step=0
-            ).scale_MD
-        )
+        found = by_layers(density, mean_MD, scale_MD, batch=batch, estimator="local", buffers={}, seeds=[1], step=0)
+        gradients.append(found.scale_MD)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-6)
 
 
@@ -238,13 +235,13 @@ def test_methods_that_compare_energies_refuse(method: Any, tmp_path: Path) -> No
         model_of(autocast="bfloat16"),
         r"under autocast in torch.bfloat16: with 8 bits, energies.*without `auto",
     )
+    density = tb.LogDensity(model, 16, model.unpack(rows()))
     with pytest.raises(TypeError, match=said):
         tb.fit(model, rows(), method, directory=tmp_path / "run", callbacks=())
     assert not (tmp_path / "run").exists()
     with pytest.raises(TypeError, match=said):
         tb.fit(model, rows(), method, space=tb.Subspace.random(model, model.given_weights(), 3), callbacks=())
     with pytest.raises(TypeError, match=said):
-        density = tb.LogDensity(model, 16, model.unpack(rows()))
         tb.sample(density, method, model.given_weights().expand(2, -1), callbacks=())
     with pytest.raises(TypeError, match=said):
         prior_monte_carlo(model, rows(), draws=4)

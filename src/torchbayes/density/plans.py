@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -110,7 +111,7 @@ def outputs(
     """
     most = batch_size(inputs) if model.coupled else min(chunk_size, model.chunk_size or chunk_size)
     functions = Functions(weights_SD, inputs, buffers_S, most, masks_S)
-    with lowered():
+    with lowered() if model.autocast else nullcontext():
         for backend in BACKENDS:
             results = backend(model).outputs(functions)
             if results is not None:

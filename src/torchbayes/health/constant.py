@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.health.ending import first
-from torchbayes.model.batches.batch import Batch, tensors_of
-from torchbayes.model.batches.chunks import in_chunks
+from torchbayes.model.batches.batch import Batch, in_chunks, tensors_of
 from torchbayes.model.likelihoods.weighted import num_values, observed
 from torchbayes.model.model import Model
 from torchbayes.model.network import taking

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torchbayes.density.density import LogDensity
-from torchbayes.model.batches.batch import rows_of
-from torchbayes.model.batches.chunks import in_chunks
+from torchbayes.model.batches.batch import in_chunks, rows_of
 from torchbayes.model.model import Batch
 from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, seeded

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice, optional
-from torchbayes.native.process import lowering
 
 LOW = (torch.bfloat16, torch.float16)
 Autocast = Literal["bfloat16", "float16"]
@@ -106,10 +105,10 @@ class Precision:
 
         PyTorch would keep the casts of parameters until the outermost region ends, and not see that they change.
         """
-        dtype = self.autocast if _NOW.lowered else None
-        if dtype is None and not lowering(device.type):
+        kind, dtype = device.type, self.autocast if _NOW.lowered else None
+        if dtype is None and not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
             return nullcontext()
-        return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
+        return torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False)
 
     def cast(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return random parameters in the dtypes that the network computes with."""

@@ -187,11 +187,6 @@ def outside_inference() -> AbstractContextManager[Any]:
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
-def lowering(kind: str) -> bool:
-    """Return whether autocast is on for a kind of device, such as "cpu", in this thread."""
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
 @contextmanager
 def outside_autocast() -> Iterator[None]:
     """Run functions without the autocast of the program, which would reach sums and factorisations too.
@@ -199,7 +194,7 @@ def outside_autocast() -> Iterator[None]:
     A model says itself how its network computes.
     """
     with ExitStack() as stack:
-        for kind in filter(lowering, _KINDS):
+        for kind in filter(torch.is_autocast_enabled, _KINDS):
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 

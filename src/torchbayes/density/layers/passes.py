@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchbayes.density.autograd import leaves_of, log_prob, mixed
+from torchbayes.density.autograd import Chunk, by_chunks, leaves_of, log_prob, mixed
 from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers import noisy
@@ -40,13 +40,12 @@ from torchbayes.density.layers.randomness import Pass, Place, Randomness
 from torchbayes.density.layers.uses import Call, Estimator, How, Use, describes, layer_call, taken, taken_apart
 from torchbayes.density.loop import drawing
 from torchbayes.model.batches.batch import batch_size
-from torchbayes.model.batches.chunks import Chunk, by_chunks
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.precision import lowered
 from torchbayes.native.noise import perturb, perturb_by
-from torchbayes.native.process import differentiable, lowering, outside_autocast
+from torchbayes.native.process import differentiable, outside_autocast
 from torchbayes.randomness.seeds import Purpose, mix
 
 
@@ -232,7 +231,7 @@ def _log_prob(density: LogDensity, rows: Batch, member: _Run, *, kept: Buffers, 
     (masks,) = chunk.seeds(seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, *member.random)]))
 
     def run(hows: Mapping[str, How]) -> Tensor:
-        layers = _Layers(member, hows)
+        layers = _Layers(member, hows, low=density.model.autocast is not None)
         with drawing(density.model.network, masks), layers:
             if single:
                 return log_prob(density.model, layers.held, rows, buffers=kept or None)
@@ -276,8 +275,9 @@ class _Layers(TorchFunctionMode):
     `held` are the network's parameters by name: means for layers to take, draws of all others.
     """
 
-    def __init__(self, member: _Run, hows: Mapping[str, How]) -> None:
+    def __init__(self, member: _Run, hows: Mapping[str, How], *, low: bool) -> None:
         super().__init__()
+        self._low = low  # whether the network runs under autocast
         self._place, self._random, self._calls = member.pass_.place, member.random, 0
         self.held = dict[str, Tensor]()
         self._tensors, self._taken = dict[int, _Held](), set[int]()  # by the identity of the means
@@ -314,7 +314,7 @@ class _Layers(TorchFunctionMode):
             raise _UsedOtherwiseError
         by = self._local if held.how == "local" else self._flipped
         call = call if axis == 0 else call._replace(inputs=inputs.movedim(axis, 0))
-        if lowering(inputs.device.type):  # variances σ² have no room in 16 bits
+        if self._low:  # variances σ² have no room in 16 bits
             with outside_autocast():
                 outputs = by(func, call._replace(inputs=call.inputs.to(call.weight.dtype)))
         else:

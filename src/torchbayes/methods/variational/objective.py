@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from torchbayes.density.autograd import Chunk, by_chunks
 from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
@@ -29,7 +30,6 @@ from torchbayes.methods.schedules import epochs_of
 from torchbayes.methods.variational.families import Family, Slopes
 from torchbayes.methods.variational.weighting import Weighting, weight_at
 from torchbayes.model.batches.batch import batch_size, rows_of
-from torchbayes.model.batches.chunks import Chunk, by_chunks
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.precision import lowered
