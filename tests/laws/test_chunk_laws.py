@@ -161,6 +161,9 @@ def test_every_chunk_has_dropout_masks_of_its_own() -> None:
 class Following(nn.Module):
     """A layer that follows the mean of its inputs, counts its calls, and has a mask with infinities."""
 
+    mean: Tensor
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, CLASSES)

@@ -110,6 +110,7 @@ def by_chunks(
     rows = batch_size(batch.inputs, axis)
     powers = _powers(abs(factor) * rows) if gradient is not None and scaled else [1.0]
     whole = len(powers) == 1 and (size is None or rows <= size)
+    moved, total = _Moved({}), torch.zeros(())  # there is a power, and a chunk
     for scale in powers:
         values, start, moved = [], 0, _Moved({} if whole else buffers or {})
         for part in in_chunks(batch, size, axis=axis):
