@@ -42,7 +42,7 @@ def _restored() -> Iterator[None]:
         operation.fp32_precision = precision
 
 
-def test_all_data_are_seen_in_full_precision_and_minibatches_as_the_user_says() -> None:
+def test_all_data_are_seen_in_full_precision_and_minibatches_in_the_precision_of_products_that_is_set() -> None:
     model = tb.Model(Watched(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(1.0))
     rows = tb.Batch(torch.randn(4, 2), torch.randn(4, 1))
     weights_MD, _ = model.starting_weights([0])
@@ -54,7 +54,7 @@ def test_all_data_are_seen_in_full_precision_and_minibatches_as_the_user_says() 
         seen.clear()
         density(weights_MD)
         density(weights_MD, rows.map(lambda t: t.unsqueeze(0)))
-    assert seen == [(["ieee"] * 3, False), (before, True)]
+    assert seen == [(["ieee"] * 3, False), (before, False)]  # the model says whether there is autocast
     assert settings() == before
 
 

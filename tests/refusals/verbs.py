@@ -132,6 +132,8 @@ VERBS = {
             "batch": but(FUNCTION, None),
             "shared": (None, NAN, [None], [1.5], dict),
             "coupled": FLAG,
+            "chunk_size": maybe(COUNT),
+            "autocast": maybe(WORD),
         },
     ),
     "fit": Case(

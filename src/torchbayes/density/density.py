@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, optional
-from torchbayes.density.autograd import chunks
+from torchbayes.density.autograd import first_chunk
 from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory, refuse
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.kernels import OnData
@@ -80,6 +80,7 @@ class LogDensity:
         optional(check_kind, Ranks, "the processes, as `Ranks.grid` gives them", ranks=ranks)
         if data is not None and (data := ready(model, data)).size != num_data:
             raise ValueError(f"`data` must hold all {num_data} rows; got {data.size}.")
+        chunk_size = _at_once(model, chunk_size, training=training)
         self.plan: Plan | None = as_plan(plan)
         self.model, self.num_data, self.ranks = model, num_data, ranks or Ranks()
         if data is not None and num_data > chunk_size and not model.coupled:
@@ -310,6 +311,21 @@ def _check_alone(ranks: Ranks) -> None:
         )
 
 
+def _at_once(model: Model, chunk_size: int, *, training: bool) -> int:
+    """Return how many rows of all the data go through the network at once.
+
+    It raises a SettingError if minibatches are to be cut whose statistics a batch norm takes.
+    """
+    norms = (*model.network.batch_norms, *model.network.by_batch)
+    if norms and training and model.chunk_size is not None:
+        raise SettingError(
+            f"`{norms[0]}` is a batch norm, which takes statistics over the rows of a minibatch, so that it cannot go "
+            f"through the network {model.chunk_size} rows at a time (`Model(chunk_size=...)`). Leave `chunk_size` out, "
+            f"freeze the norm by `random=`, or use a norm within a row, such as nn.GroupNorm."
+        )
+    return min(chunk_size, model.chunk_size or chunk_size)
+
+
 def check_whole(rows: int, num_data: int, mixing: Mixing | None = None) -> None:
     """Raise a SettingError if a batch has only some of the coupled rows, or draws are to be combined row by row."""
     if rows != num_data:
@@ -364,7 +380,7 @@ def _backend(density: LogDensity, evaluation: Evaluation) -> Backend:
     if density.plan is None:
         gradient_MD = evaluation.gradient_MD  # overwritten anyway once the plan is made
         gradient_MD = torch.empty_like(evaluation.weights_MD) if gradient_MD is None else gradient_MD
-        first = evaluation._replace(batch=next(chunks(evaluation, density.chunk_size)), gradient_MD=gradient_MD)
+        first = first_chunk(next(iter(density._backends.values())), evaluation)._replace(gradient_MD=gradient_MD)
         density.plan, density._admitted = choose(density._backends, first), True
     backend = density._backends[density.plan.backend]
     if not density._admitted:

@@ -120,6 +120,8 @@ def dense_model(model: Model) -> DenseModel:
     whole = model.network
     if whole.precision.devices or {tensor.device for tensor in whole.constants.values()} - {whole.device}:
         raise UnavailableError("the network lies on several devices")
+    if model.network.precision.autocast is not None:
+        raise UnavailableError("the kernel computes in the dtype of the weights, without autocast")
     module, layout, affine = _within(model)
     dtype = next(module.parameters()).dtype
     network = architecture(module, layout, device=whole.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.precision import lowered
 from torchbayes.native.process import quiet_vmap
 
 # Every backend, in the order in which "auto" tries them, and their names in the setting `plan`.
@@ -107,12 +109,13 @@ def outputs(
 
     Arguments are the fields of `Functions`, and inputs are placed by the model. The loop offers them for every network.
     """
-    chunk_size = max(chunk_size, batch_size(inputs)) if model.coupled else chunk_size
-    functions = Functions(weights_SD, inputs, buffers_S, chunk_size, masks_S)
-    for backend in BACKENDS:
-        results = backend(model).outputs(functions)
-        if results is not None:
-            return results
+    most = batch_size(inputs) if model.coupled else min(chunk_size, model.chunk_size or chunk_size)
+    functions = Functions(weights_SD, inputs, buffers_S, most, masks_S)
+    with lowered() if model.autocast else nullcontext():
+        for backend in BACKENDS:
+            results = backend(model).outputs(functions)
+            if results is not None:
+                return results
     raise LookupError("no backend gives the outputs of this network.")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import taking
 from torchbayes.model.precision import LOW
 from torchbayes.model.probes.slopes import refuse_other_slopes
-from torchbayes.native.process import differentiable, full_float32
+from torchbayes.native.process import differentiable, full_float32, outside_autocast
 
 
 class _Watch(TorchFunctionMode):
@@ -43,24 +43,36 @@ class _Watch(TorchFunctionMode):
 def refuse_rounding(model: Model, rows: Batch) -> None:
     """Raise an error if anything between weights and outputs is computed in less than float32, or is rounded unseen.
 
-    It is a TypeError, or a SettingError where the gradient is not that of the outputs. Energies could not be compared.
-    Frozen parts below the random weights may be low, because their result is the same
-    for all weights.
+    It is a TypeError, under autocast too, or a SettingError where the gradient is not that of the outputs. Energies
+    could not be compared. Frozen parts below the random weights may be low, because their result is the same for all
+    weights.
     """
+    if (low := model.network.precision.autocast) is not None:
+        raise TypeError(
+            f"the model computes its network under autocast in {low}: {_lost(low)} Make a Model without `autocast`, or "
+            f"sample by minibatches (SGLD, SGHMC)."
+        )
     views = {name: view.detach().requires_grad_() for name, view in model.network.initial.items()}
     inputs = model.network.arrange(rows_of(rows.inputs, slice(0, 2)))
     with differentiable(), full_precision(model.network.device), taking(inputs), _Watch() as watch:
         model.network(views, inputs)
     if watch.low is not None:
-        bits = 1 - round(math.log2(torch.finfo(watch.low).eps))
         raise TypeError(
-            f"the network computes in {watch.low} what depends on its random weights: with {bits} bits, energies are "
-            f"off by more than the differences of a few nats by which proposals are accepted. Convert it with "
-            f".float(), or sample by minibatches (SGLD, SGHMC); frozen parts below the random weights may stay as they "
-            f"are."
+            f"the network computes in {watch.low} what depends on its random weights: {_lost(watch.low)} Convert it "
+            f"with .float(), or sample by minibatches (SGLD, SGHMC); frozen parts below the random weights may stay as "
+            f"they are."
         )
     with full_precision(model.network.device):
         refuse_other_slopes(model.network, inputs)
+
+
+def _lost(low: torch.dtype) -> str:
+    """Return in words why energies cannot be compared."""
+    bits = 1 - round(math.log2(torch.finfo(low).eps))
+    return (
+        f"with {bits} bits, energies are off by more than the differences of a few nats by which proposals are "
+        f"accepted."
+    )
 
 
 @contextmanager
@@ -69,6 +81,5 @@ def full_precision(device: torch.device) -> Iterator[None]:
     if device.type not in full_float32:
         yield
         return
-    off = torch.is_autocast_enabled(device.type)
-    with full_float32[device.type](), torch.autocast(device.type, enabled=False) if off else nullcontext():
+    with full_float32[device.type](), outside_autocast():
         yield

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-from torchbayes.density.autograd import Into, chunks, differentiated, leaves_of, log_prob, mixed
+from torchbayes.density.autograd import Into, differentiated, first_chunk, leaves_of, log_prob, mixed
 from torchbayes.density.backend import Backend, Evaluation, Mixing
 from torchbayes.model.batches.batch import row_axes
 from torchbayes.model.likelihoods.weighted import apart
@@ -77,10 +77,10 @@ def evaluate_stack(
     layout, weights_MD = backend.model.layout, evaluation.weights_MD
     factor = evaluation.scales.likelihood * (evaluation.mixing.draws if evaluation.mixing else 1)
 
-    def run(batch: Batch, into: Into) -> Tensor:
+    def run(part: Evaluation, into: Into) -> Tensor:
         leaves = leaves_of(layout, weights_MD)
         with under():
-            total_M = function(leaves, batch, evaluation.buffers or {})
+            total_M = function(leaves, part.batch, part.buffers or {})
         into.write(layout, slice(None), total=total_M.sum() * factor, leaves=leaves)
         return total_M.detach()
 
@@ -93,11 +93,11 @@ def refuses_stacked(backend: Backend, evaluation: Evaluation) -> str | None:
     A transform would keep the activations, whose memory is to be saved. It does not provide random numbers of each
     member's own: two seeds then give different values.
     """
-    network = backend.model.network
+    network, evaluation = backend.model.network, first_chunk(backend, evaluation)
     values = _under_two_seeds(backend, evaluation) if backend.training else []
     if not backend.training:
         views, _ = backend.model.split(evaluation.weights_MD[0])
-        rows = next(chunks(evaluation, backend.chunk_size))
+        rows = evaluation.batch
         network.ask(views, rows.inputs if evaluation.shared else rows.map(lambda t: t[0]).inputs)
     if network.held.recomputes(training=backend.training):
         return (
@@ -137,4 +137,4 @@ class StackedLayers(TorchFunctionMode):
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = input.reshape(-1, input.shape[-1])
     outputs = (weight @ rows.mT).mT.reshape(*input.shape[:-1], weight.shape[0])
-    return outputs if bias is None else outputs + bias
+    return outputs if bias is None else outputs + bias.to(outputs.dtype)  # under autocast they are lower than the bias

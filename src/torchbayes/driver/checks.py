@@ -30,6 +30,7 @@ from torchbayes.driver.checkpoint import differences
 from torchbayes.driver.run import describe
 from torchbayes.methods.choices import Comparison
 from torchbayes.methods.protocol import Method, name_of_members
+from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.model import Model
 from torchbayes.model.parameters import Parameters
 from torchbayes.model.probes.functions import refuse_coupled
@@ -170,7 +171,8 @@ def check_gradients(model: Model, source: Source, *, training: bool) -> None:
 
     Raises a SettingError if they depend on no parameter, or as `dependence` does; otherwise problems are warnings.
     """
-    outputs, missing = dependence(model.network, source.inputs(), training=training)
+    inputs = (rows_of(each, slice(0, model.chunk_size)) for each in source.inputs())
+    outputs, missing = dependence(model.network, inputs, training=training)
     if outputs is not None and (warning := applied_twice(model.likelihood, outputs)):
         warnings.warn(warning, OutputsWarning, stacklevel=4)
     total = len(model.network.layout.names)

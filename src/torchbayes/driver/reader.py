@@ -42,7 +42,9 @@ def rows_of(model: Model, data: Any, method: Method) -> tuple[Source, tuple[str,
     """Return the training rows, checked against the model, and faults of the network on them."""
     source = as_source(model, data, method.needs.batch_size or ROWS)
     training = method.needs.network == "train"
-    faults = source.check(training=training and not method.needs.fixed_rows)
+    # rows that go through in chunks, or in the same batches every time, need a network that takes each row alone
+    batches = training and not method.needs.fixed_rows and model.chunk_size is None
+    faults = source.check(training=batches)
     check_coupled(model, source, method)
     check_gradients(model, source, training=training)
     if method.needs.fixed_rows or method.needs.chunk_size is not None:

@@ -90,6 +90,7 @@ def describe_run(model: Model, source: Source, method: Method, *, seed: int, spa
         "num_data": source.num_data,
         "steps_per_epoch": source.steps_per_epoch if method.needs.batch_size else 1,
         "model": describe_model(model),
+        "autocast": model.autocast,
         "layout": {n: list(s) for n, s in model.layout.shapes.items()},
         **({} if space is None else {"space": space.checksum}),
     }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.health.ending import first
-from torchbayes.model.batches.batch import Batch, tensors_of
+from torchbayes.model.batches.batch import Batch, in_chunks, tensors_of
 from torchbayes.model.likelihoods.weighted import num_values, observed
 from torchbayes.model.model import Model
 from torchbayes.model.network import taking
@@ -93,8 +93,9 @@ def learned_nothing(constant: Constant | None, seen: Callable[[], Tensor], count
 
 def outputs_of(model: Model, batch: Batch, weights_D: Tensor) -> Tensor:
     """Return the outputs of rows."""
+    views, _ = model.split(weights_D)
     with torch.no_grad(), taking(batch.inputs):
-        return model.network(model.split(weights_D)[0], batch.inputs)
+        return torch.cat([model.network(views, rows.inputs) for rows in in_chunks(batch, model.chunk_size)])
 
 
 def _still(model: Model, batches: Sequence[Batch]) -> bool:

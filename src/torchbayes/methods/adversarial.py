@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torchbayes.density.density import LogDensity
-from torchbayes.model.batches.batch import rows_of
+from torchbayes.model.batches.batch import in_chunks, rows_of
 from torchbayes.model.model import Batch
 from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, seeded
@@ -87,21 +87,23 @@ def _slopes(density: LogDensity, now: Any, batch: Batch, *, places: list[int]) -
     """
     model, by_member = density.model, []
     for m, seed in enumerate(now.seeds):
-        leaves, tree = pytree.tree_flatten(rows_of(batch.inputs, m))
-        # copies, because this pass must not change the statistics of batch norm
-        copies = {name: buffer[m].clone() for name, buffer in now.buffers.items()}
-        with differentiable():
-            for at in places:
-                leaves[at] = leaves[at].detach().requires_grad_()
-            rows_m = Batch(pytree.tree_unflatten(leaves, tree), rows_of(batch.targets, m))
-            source = seeded(Purpose.ATTACK, seed, now.step, device=now.weights_MD.device)
-            with model.network.training(), source:
-                fit = model.log_likelihood(now.weights_MD[m].detach(), rows_m, copies).sum()
-            slopes = torch.autograd.grad(-fit, [leaves[at] for at in places], allow_unused=True)
-        if any(slope is None for slope in slopes):
+        rows_m, by_chunk = Batch(rows_of(batch.inputs, m), rows_of(batch.targets, m)), []
+        for number, chunk in enumerate(in_chunks(rows_m, model.chunk_size)):
+            leaves, tree = pytree.tree_flatten(chunk.inputs)
+            # copies, because this pass must not change the statistics of batch norm
+            copies = {name: buffer[m].clone() for name, buffer in now.buffers.items()}
+            with differentiable():
+                for at in places:
+                    leaves[at] = leaves[at].detach().requires_grad_()
+                rows = chunk._replace(inputs=pytree.tree_unflatten(leaves, tree))
+                keys = (seed, now.step, number) if number else (seed, now.step)
+                with model.network.training(), seeded(Purpose.ATTACK, *keys, device=now.weights_MD.device):
+                    fit = model.log_likelihood(now.weights_MD[m].detach(), rows, copies).sum()
+                by_chunk.append(torch.autograd.grad(-fit, [leaves[at] for at in places], allow_unused=True))
+        if any(slope is None for slopes in by_chunk for slope in slopes):
             raise ValueError(
                 "`adversarial` needs outputs that depend on every input by a derivative; one is cut off from them. "
                 "Leave `adversarial` out."
             )
-        by_member.append(slopes)
+        by_member.append([torch.cat(slopes) for slopes in zip(*by_chunk, strict=True)])
     return [torch.stack(slopes_of_leaf) for slopes_of_leaf in zip(*by_member, strict=True)]

@@ -94,6 +94,8 @@ def _overview(model: Model) -> Overview:
         "likelihood": brief(model.likelihood),
         "prior": ", ".join(dict.fromkeys(priors.values())),
         **({} if model.temperature == 1 else {"temperature": model.temperature, "tempering": model.tempering}),
+        **({} if model.chunk_size is None else {"chunk_size": model.chunk_size}),
+        **({} if model.autocast is None else {"autocast": model.autocast}),
     }
     return Overview("Model", facts, header=("random weights", "shape", "prior"), rows=rows)
 

@@ -19,7 +19,16 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
-from torchbayes.checks import check_choice, check_flags, check_function, check_positive, is_whole, optional, seen
+from torchbayes.checks import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_function,
+    check_positive,
+    is_whole,
+    optional,
+    seen,
+)
 from torchbayes.model.batches.batch import (
     Batch,
     Shared,
@@ -39,6 +48,7 @@ from torchbayes.model.likelihoods.categorical import check_possible
 from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.network import Buffers, Network, taking
+from torchbayes.model.precision import Autocast
 from torchbayes.model.priors.axes import axes_of
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.joint import Joint
@@ -69,6 +79,8 @@ class Model:
         tempering: `"joint"` divides likelihood and prior by T, `"likelihood"` the likelihood alone.
         shared: inputs that belong to all rows, by key or place.
         coupled: whether rows depend on each other.
+        chunk_size: most rows that go through the network at once; None if methods and verbs alone say so.
+        autocast: dtype of the network's products where it is fitted and predicts; None for the network's own.
     """
 
     def __init__(
@@ -83,6 +95,8 @@ class Model:
         batch: Hook | None = None,
         shared: str | int | Sequence[str | int] = (),
         coupled: bool = False,
+        chunk_size: int | None = None,
+        autocast: Autocast | None = None,
     ) -> None:
         """Put network, likelihood and prior together.
 
@@ -109,23 +123,29 @@ class Model:
             coupled: whether rows depend on each other, as under a partial likelihood, a contrast within a batch or
                 attention between rows. Then all rows go through the network at once, whatever `chunk_size` is, and
                 methods that take rows one by one or in parts are refused. A likelihood may say so by `coupled = True`.
+            chunk_size: most rows that go through the network at once, whatever a method or verb says. A minibatch of
+                more goes through in parts whose gradients are added. None leaves minibatches whole.
+            autocast: dtype of the network's products where it is fitted and predicts, under `torch.autocast`; weights,
+                gradients and likelihood are in float32. None for the network's own.
 
         Raises:
-            ValueError: if the temperature is not positive, or prior globs and parameters do not match up.
+            ValueError: if the temperature is not positive, prior globs and parameters do not match up, coupled rows
+                are to go through in chunks, or the weights are in float64 under autocast.
             TypeError: if network, likelihood or prior are of another kind, such as a class in the place of an object.
         """
         check_positive(temperature=temperature)
         check_choice(("joint", "likelihood"), tempering=tempering)
-        check_flags(coupled=coupled)
         optional(check_function, "a function that returns (inputs, targets)", batch=batch)
         self.likelihood = as_likelihood(likelihood)
-        self.network = Network(network, random, class_axis=getattr(unweighted(self.likelihood), "class_axis", -1))
+        axis = getattr(unweighted(self.likelihood), "class_axis", -1)
+        self.network = Network(network, random, class_axis=axis)
+        self.network.precision = self.network.precision.under(autocast, self.network.device)
+        self.autocast = autocast
         self.open_scale = 1.0 if prior is None else None
         self._bind(Normal() if prior is None else prior)
-        self.temperature = float(temperature)
-        self.tempering = tempering
+        self.temperature, self.tempering = float(temperature), tempering
         self.shared = _names_of_shared(shared)
-        self.coupled = coupled or bool(getattr(unweighted(self.likelihood), "coupled", False))
+        self.coupled, self.chunk_size = _rows_at_once(self.likelihood, coupled, chunk_size)
         self._hook = batch
         self._labels = Labels(self.network)
 
@@ -245,17 +265,21 @@ class Model:
             ValueError: if there are no rows, inputs are not finite, rows and targets differ in number, the network
                 cannot take the inputs, or the targets cannot come from its outputs. One sentence says which.
         """
-        batch = batch if isinstance(batch, Batch) else self.unpack(batch)
-        if batch.size == 0:
-            raise ValueError("the data are empty: a batch has no rows. Check the loader or the filter before it.")
-        check_equally_many(batch)
-        check_finite(batch.inputs)
-        with torch.no_grad(), taking(batch.inputs):
-            outputs = self.network(self.network.initial, batch.inputs)
-            check_outputs(partial(self.network, self.network.initial), batch.inputs, outputs)
-        self.likelihood.check(outputs, batch.targets)
-        check_possible(self.likelihood, outputs, batch.targets)
-        return outputs
+        return _fitting(self, batch if isinstance(batch, Batch) else self.unpack(batch))
+
+
+def _fitting(model: Model, batch: Batch) -> Tensor:
+    """Return the outputs for a batch that fits the model, as `Model.check` does."""
+    if batch.size == 0:
+        raise ValueError("the data are empty: a batch has no rows. Check the loader or the filter before it.")
+    check_equally_many(batch)
+    check_finite(batch.inputs)
+    with torch.no_grad(), taking(batch.inputs):
+        outputs = model.network(model.network.initial, batch.inputs)
+        check_outputs(partial(model.network, model.network.initial), batch.inputs, outputs)
+    model.likelihood.check(outputs, batch.targets)
+    check_possible(model.likelihood, outputs, batch.targets)
+    return outputs
 
 
 def unpack_inputs(model: Model, batch: Any) -> Batch:
@@ -316,6 +340,19 @@ def having_scale(model: Model, scale: float) -> Model:
     other = having(model, prior=Normal(scale))
     other.open_scale = scale
     return other
+
+
+def _rows_at_once(likelihood: Likelihood, coupled: bool, chunk_size: int | None) -> tuple[bool, int | None]:
+    """Return whether rows are coupled, and how many go through the network at once; ValueError if these disagree."""
+    check_flags(coupled=coupled)
+    optional(check_counts, chunk_size=chunk_size)
+    coupled = coupled or bool(getattr(unweighted(likelihood), "coupled", False))
+    if coupled and chunk_size is not None:
+        raise ValueError(
+            f"the rows of this model are coupled, so that all must go through the network at once; got `chunk_size` "
+            f"{chunk_size}. Leave it out."
+        )
+    return coupled, chunk_size
 
 
 def _names_of_shared(shared: Any) -> tuple[str | int, ...]:

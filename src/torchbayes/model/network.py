@@ -52,8 +52,7 @@ class Network:
         borrowed: what else is in its memory too, and whether it has changed since.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
-        by_batch: names of the batch-norm layers without running statistics, whose outputs depend on the batch in
-            evaluation too.
+        by_batch: names of batch-norm layers without running statistics: they depend on the batch in evaluation too.
         convolutional: whether it convolves images.
         entry: the device of the first parameter, where inputs go; they are kept where the weights are.
         held: runs the module with other weights.
@@ -267,7 +266,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def outputs_in(network: Network, state: Mapping[str, Tensor], inputs: Any) -> Tensor:
     """Return the outputs, on the device of the weights, while the module holds the tensors of `state`."""
-    return outputs_of(network.held.run(state, _entering(network, inputs)), network.class_axis).to(network.device)
+    with network.precision.region(network.device):
+        return outputs_of(network.held.run(state, _entering(network, inputs)), network.class_axis).to(network.device)
 
 
 def _entering(network: Network, inputs: Any) -> Any:

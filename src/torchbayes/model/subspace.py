@@ -28,6 +28,7 @@ from torchbayes.model.model import Model, having
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.priors import Normal
 from torchbayes.model.priors.joint import Joint
+from torchbayes.native.process import outside_autocast
 from torchbayes.randomness.seeds import Purpose, generator
 
 NETWORK = "network."
@@ -50,7 +51,8 @@ class Reduced(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the network's outputs at the weights that the coordinates stand for."""
         network = self.space.whole.network
-        views = network.mask.fill(network.layout.split(self.space.lift(self.coordinates)))
+        with outside_autocast():  # weights are those of the coordinates to float32, as without a subspace
+            views = network.mask.fill(network.layout.split(self.space.lift(self.coordinates)))
         return functional_call(self.network, dict(network.precision.cast(views)), args, kwargs)
 
 
@@ -192,7 +194,7 @@ class Subspace:
         """The model over the coordinates: as over the weights, but with the prior u ~ N(0, I)."""
         whole = self.whole.network
         network = Network(partial(Reduced, self), "coordinates", class_axis=whole.class_axis)
-        network.precision = replace(network.precision, inputs=whole.precision.inputs)
+        network.precision = replace(network.precision, inputs=whole.precision.inputs, autocast=whole.precision.autocast)
         return having(
             self.whole,
             network=network,

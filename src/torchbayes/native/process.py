@@ -12,7 +12,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+_KINDS = ("cpu", "cuda", "mps", "xpu")  # of devices
 _BLOCK = 31 << 20  # bytes; glibc ignores blocks above 32 MiB
 
 Undo = Callable[[], object]
@@ -184,6 +185,18 @@ def short_path(path: str | os.PathLike[str]) -> Path:
 def outside_inference() -> AbstractContextManager[Any]:
     """Return a context without `torch.inference_mode`, because tensors made under it cannot be differentiated later."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+@contextmanager
+def outside_autocast() -> Iterator[None]:
+    """Run functions without the autocast of the program, which would reach sums and factorisations too.
+
+    A model says itself how its network computes.
+    """
+    with ExitStack() as stack:
+        for kind in filter(torch.is_autocast_enabled, _KINDS):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def usable(tensor: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class Purpose(enum.IntEnum):
     WORKERS = 5  # of a loader
     STEP = 6  # seeds of what a network draws in a step
     SHARE = 7  # the same, on ranks that split the rows
+    CHUNK = 58  # the same, for rows of a batch that go through the network after others
     DROPOUT = 8  # what the network draws
     TRIAL = 9  # whether it draws anything
     WRITING = 10  # what it draws while its writes are detected

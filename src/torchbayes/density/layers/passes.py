@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchbayes.density.autograd import leaves_of, log_prob, mixed
+from torchbayes.density.autograd import Chunk, by_chunks, leaves_of, log_prob, mixed
 from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers import noisy
@@ -43,8 +43,9 @@ from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
+from torchbayes.model.precision import lowered
 from torchbayes.native.noise import perturb, perturb_by
-from torchbayes.native.process import differentiable
+from torchbayes.native.process import differentiable, outside_autocast
 from torchbayes.randomness.seeds import Purpose, mix
 
 
@@ -79,7 +80,7 @@ def by_layers(
     kernel = kernel_for(density, mean_MD, batch, hows=pass_.hows)
     check_pass(density, rows=place.total, native=kernel is not None)
     if kernel is None:
-        total_M = _by_autograd(density, parameters, batch, buffers=buffers, passes=[pass_], into=gradients)
+        total_M = _in_chunks(density, parameters, batch, buffers=buffers, passes=[pass_], into=gradients)
         return _summed(density, place, total_M, gradients)
     into = tuple(gradients.unbind())
     total_M, health_M = by_kernel(kernel, density, parameters, batch=batch, pass_=pass_, into=into)
@@ -100,13 +101,14 @@ def mixed_by_layers(
     """Return the result of S passes, numbered `steps`, whose rows are combined by `torchbayes.density.backend.Mixing`.
 
     Each row has its own noise, which is valid because the objective is an expectation for each row. The graphs of all
-    passes are held at once. `parameters` are μ and σ, `power` is α; the other arguments are as for `by_layers`.
+    passes over a chunk of rows are held at once. `parameters` are μ and σ, `power` is α; the other arguments are as for
+    `by_layers`.
     """
     ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
     check_pass(density, rows=place.total, native=False, mixing=Mixing(len(steps), power))
     passes = [Pass(*ways, place, [Randomness(seed, step) for seed in seeds]) for step in steps]
     gradients = parameters[0].new_zeros(2, *parameters[0].shape)
-    total_M = _by_autograd(density, parameters, batch, buffers=buffers, passes=passes, into=gradients, power=power)
+    total_M = _in_chunks(density, parameters, batch, buffers=buffers, passes=passes, into=gradients, power=power)
     return _summed(density, place, total_M, gradients)
 
 
@@ -128,7 +130,7 @@ def _here(density: LogDensity, batch: Batch) -> tuple[Place, Batch]:
     return place, batch.map(lambda t: t[:, place.own])
 
 
-def _by_autograd(
+def _in_chunks(
     density: LogDensity,
     parameters: tuple[Tensor, Tensor],
     batch: Batch,
@@ -140,34 +142,73 @@ def _by_autograd(
 ) -> Tensor:
     """Return sums over rows of log likelihoods, (M,), and write −1/B of their gradients by means and scales, (2, M, D).
 
-    They are those of a single pass, or with `power` of S passes combined. Every pass then has leaves, and memory for
-    their gradients, of its own, because layers write there directly.
+    They are those of a single pass, or with `power` of S passes combined.
     """
-    model, place, totals = density.model, passes[0].place, []
-    with differentiable(), model.network.training():
-        for m in range(len(parameters[0])):
-            rows = batch.map(lambda t, m=m: t[m])
-            rows = rows._replace(inputs=model.network.arrange(rows.inputs))
-            kept = {name: buffer[m] for name, buffer in buffers.items()}
-            into_S2D = into[:, m].unsqueeze(0) if power is None else into.new_empty(len(passes), *into.shape[::2])
-            leaves, views, log_probs = [], [], []
-            for pass_, into_2D in zip(passes, into_S2D, strict=True):
-                pass_leaves = tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters)
-                pass_views = [model.layout.split(part_D) for part_D in into_2D]
-                run = _Run(pass_, pass_.random[m], pass_leaves, pass_views)
-                log_probs.append(_log_prob(density, rows, run, kept=kept, single=power is not None))
-                leaves += pass_leaves
-                views += pass_views
-            if power is None:
-                total = log_probs[0].sum(dtype=torch.float64)
-            else:
-                counts_B = apart(model.likelihood, rows.targets)[2]
-                mixing = Mixing(len(passes), power)
-                total = mixed(torch.stack(log_probs).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
-            _write(total * (-1 / place.total), leaves, views)
-            if power is not None:
-                into[:, m] = into_S2D.sum(0)
-            totals.append(total.detach())
+    own, total = passes[0].place
+
+    def of(chunk: Chunk) -> Tensor:
+        first = own.start + chunk.start
+        place = Place(slice(first, first + batch_size(chunk.rows.inputs, 1)), total)
+        chunk_passes = [pass_._replace(place=place) for pass_ in passes]
+        added = torch.empty_like(into) if chunk.adds else into  # layers write to the memory they are given
+        total_M = _by_autograd(density, parameters, chunk, passes=chunk_passes, into=added, power=power)
+        if chunk.scale != 1:
+            added.mul_(1 / chunk.scale)
+        if chunk.adds:
+            into.add_(added)
+        return total_M
+
+    with differentiable(), density.model.network.training(), lowered():
+        return by_chunks(
+            batch,
+            of,
+            size=density.model.chunk_size,
+            axis=1,
+            gradient=into,
+            factor=1 / total,
+            scaled=density.model.network.precision.is_half,
+            buffers=buffers,
+        )
+
+
+def _by_autograd(
+    density: LogDensity,
+    parameters: tuple[Tensor, Tensor],
+    chunk: Chunk,
+    *,
+    passes: Sequence[Pass],
+    into: Tensor,
+    power: float | None = None,
+) -> Tensor:
+    """Return and write for the rows of a chunk what `_in_chunks` does, with the gradient times its scale.
+
+    Where passes are combined, each has leaves, and memory for their gradients, of its own, because layers write there
+    directly.
+    """
+    model, place, totals, batch = density.model, passes[0].place, [], chunk.rows
+    for m in range(len(parameters[0])):
+        rows = batch.map(lambda t, m=m: t[m])
+        rows = rows._replace(inputs=model.network.arrange(rows.inputs))
+        kept = {name: buffer[m] for name, buffer in (chunk.buffers or {}).items()}
+        into_S2D = into[:, m].unsqueeze(0) if power is None else into.new_empty(len(passes), *into.shape[::2])
+        leaves, views, log_probs = [], [], []
+        for pass_, into_2D in zip(passes, into_S2D, strict=True):
+            pass_leaves = tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters)
+            pass_views = [model.layout.split(part_D) for part_D in into_2D]
+            run = _Run(pass_, pass_.random[m], pass_leaves, pass_views)
+            log_probs.append(_log_prob(density, rows, run, kept=kept, single=power is not None, chunk=chunk))
+            leaves += pass_leaves
+            views += pass_views
+        if power is None:
+            total = log_probs[0].sum(dtype=torch.float64)
+        else:
+            counts_B = apart(model.likelihood, rows.targets)[2]
+            mixing = Mixing(len(passes), power)
+            total = mixed(torch.stack(log_probs).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
+        _write(total * (-chunk.scale / place.total), leaves, views)
+        if power is not None:
+            into[:, m] = into_S2D.sum(0)
+        totals.append(total.detach())
     return torch.stack(totals)
 
 
@@ -180,17 +221,17 @@ class _Run(NamedTuple):
     into: Sequence[Mapping[str, Tensor]]  # memory for their gradients
 
 
-def _log_prob(density: LogDensity, rows: Batch, member: _Run, *, kept: Buffers, single: bool) -> Tensor:
+def _log_prob(density: LogDensity, rows: Batch, member: _Run, *, kept: Buffers, single: bool, chunk: Chunk) -> Tensor:
     """Return the log likelihood of each row under one member, whose buffers are changed in place.
 
     Where `single`, each row counts once, whatever its weight. If the network uses a weight in another way than when
     it was watched, all weights are drawn.
     """
     before = {name: buffer.clone() for name, buffer in kept.items()}
-    (masks,) = seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, *member.random)])
+    (masks,) = chunk.seeds(seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, *member.random)]))
 
     def run(hows: Mapping[str, How]) -> Tensor:
-        layers = _Layers(member, hows)
+        layers = _Layers(member, hows, low=density.model.autocast is not None)
         with drawing(density.model.network, masks), layers:
             if single:
                 return log_prob(density.model, layers.held, rows, buffers=kept or None)
@@ -234,8 +275,9 @@ class _Layers(TorchFunctionMode):
     `held` are the network's parameters by name: means for layers to take, draws of all others.
     """
 
-    def __init__(self, member: _Run, hows: Mapping[str, How]) -> None:
+    def __init__(self, member: _Run, hows: Mapping[str, How], *, low: bool) -> None:
         super().__init__()
+        self._low = low  # whether the network runs under autocast
         self._place, self._random, self._calls = member.pass_.place, member.random, 0
         self.held = dict[str, Tensor]()
         self._tensors, self._taken = dict[int, _Held](), set[int]()  # by the identity of the means
@@ -271,9 +313,13 @@ class _Layers(TorchFunctionMode):
         if inputs.ndim != ndim or inputs.shape[axis] != self._place.rows:
             raise _UsedOtherwiseError
         by = self._local if held.how == "local" else self._flipped
-        if axis == 0:
-            return by(func, call)
-        return by(func, call._replace(inputs=inputs.movedim(axis, 0))).movedim(0, axis)
+        call = call if axis == 0 else call._replace(inputs=inputs.movedim(axis, 0))
+        if self._low:  # variances σ² have no room in 16 bits
+            with outside_autocast():
+                outputs = by(func, call._replace(inputs=call.inputs.to(call.weight.dtype)))
+        else:
+            outputs = by(func, call)
+        return outputs if axis == 0 else outputs.movedim(0, axis)
 
     def _is_random(self, tensor: Any) -> bool:
         return id(tensor) in self._tensors
@@ -337,7 +383,5 @@ def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _plain(call: Call) -> bool:
-    """Return whether inputs, weight and bias have one dtype, which autocast does not change."""
-    same = call.inputs.dtype == call.weight.dtype and (call.bias is None or call.bias.dtype == call.weight.dtype)
-    kind = call.inputs.device.type
-    return same and not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind))
+    """Return whether inputs, weight and bias have one dtype."""
+    return call.inputs.dtype == call.weight.dtype and (call.bias is None or call.bias.dtype == call.weight.dtype)

@@ -110,6 +110,7 @@ class CurvatureSettings:
         sums = WithExact(self.sums, DenseSums(self.chunk)) if with_exact else self.sums
         numbers = (support.numbers[block] for block in sums.held)
         rows = max(1, self.chunk // max(*numbers, support.widest))
+        rows = min(rows, model.chunk_size or rows)
         joint = self.joint_bias or self.sums.correlations == "all"  # gives the same matrix, and is faster
         network = network_layers(model, support, joint_bias=joint)
         return Collector(network, sums, self.kind(support), self.samples, rows)
@@ -198,7 +199,7 @@ def add(
     """
     now, model = so_far, density.model
     if not now.found:
-        first = batch.map(lambda t: t[0])
+        first = batch.map(lambda t: t[0, : model.chunk_size])
         support = layer_support(model, now.weights_MD[0], first.inputs)
         _warn_of_columns(settings, support)
         now = replace(now, found=support.text())

@@ -29,7 +29,7 @@ from torchbayes.methods.particles.functions import PLANS, FunctionTarget, PriorO
 from torchbayes.methods.particles.kernels import RBF, Pairs, are_far, combine_, gram
 from torchbayes.methods.particles.scores import Score, score_matrix
 from torchbayes.methods.protocol import Shelf
-from torchbayes.model.model import Batch
+from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
 from torchbayes.randomness.seeds import Purpose, mix
@@ -94,6 +94,14 @@ class RepulsiveEnsemble(Training, Particles, Descent):
             raise ValueError(
                 f"`plan` of particles in the space of functions must be one of auto, {', '.join(PLANS)}; got "
                 f"{self.plan!r}. Set one of these, or space='weights'."
+            )
+
+    def check(self, model: Model) -> None:
+        super().check(model)
+        if self.space == "functions" and model.chunk_size is not None:
+            raise ValueError(
+                f"functions repel on all rows of a batch at once, and `chunk_size` of the model is {model.chunk_size}. "
+                f"Leave it out and lower `batch_size`, or set space='weights'."
             )
 
     def begin(

@@ -246,7 +246,8 @@ def outputs_of(
             return Outputs(mean, features)
         weight = views[f"{prefix}weight"].mT if layer.transposed else views[f"{prefix}weight"]
         made = F.linear(features, weight, None if bias is None else bias.to(features.dtype))
-        rounding = 1e3 * torch.finfo(calls[0].dtype).eps  # the network may compute in low precision
+        low = model.network.precision.autocast or calls[0].dtype
+        rounding = 1e3 * torch.finfo(low).eps  # the network may compute in low precision
         if made.numel() == mean.numel() and _same(model, made.detach().view_as(mean), mean.detach(), rounding=rounding):
             return Outputs(mean, features)
     raise ValueError(

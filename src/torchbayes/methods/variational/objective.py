@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from torchbayes.density.autograd import Chunk, by_chunks
 from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
@@ -31,6 +32,7 @@ from torchbayes.methods.variational.weighting import Weighting, weight_at
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.precision import lowered
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, mix, numbered
@@ -117,18 +119,34 @@ class ByMembers(ABC):
         model, rows = self.model, batch_size(batch.inputs, 1)
         scales = model.scales(self.num_data, rows)
         factor = -(model.temperature if model.tempering == "joint" else 1.0) / self.num_data
-        losses, fits = [], []
+        sums = []
         for m, seed in enumerate(seeds):
             member_buffers = {name: buffer[m] for name, buffer in buffers.items()}
             rows_m = Batch(model.network.arrange(rows_of(batch.inputs, m)), rows_of(batch.targets, m))
-            with differentiable():
-                parameters_E = weights_ME[m].detach().clone().requires_grad_()
-                fit, prior, entropy = self.terms(parameters_E, rows_m, buffers=member_buffers, seed=seed)
-                loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
-                out[m] = torch.autograd.grad(loss, parameters_E)[0]
-            losses.append(loss.detach())
-            fits.append(fit.detach() * (self.num_data / rows))
-        return Value(torch.stack(losses), out, torch.stack(fits))
+
+            def of(chunk: Chunk, m: int = m, seed: int = seed) -> Tensor:
+                parameters_E, (own_seed,) = weights_ME[m].detach().clone().requires_grad_(), chunk.seeds([seed])
+                fit, *others = self.terms(parameters_E, chunk.rows, buffers=chunk.buffers or {}, seed=own_seed)
+                loss = factor * scales.likelihood * fit
+                if not chunk.adds:
+                    loss = loss + factor * (scales.prior * others[0] + others[1])
+                gradient_E = torch.autograd.grad(loss * chunk.scale, parameters_E)[0].div_(chunk.scale)
+                out[m] = out[m] + gradient_E if chunk.adds else gradient_E
+                return torch.stack([loss.detach().double(), fit.detach().double() * (self.num_data / rows)])
+
+            with differentiable(), lowered():
+                sums_2 = by_chunks(
+                    rows_m,
+                    of,
+                    size=model.chunk_size,
+                    gradient=out[m],
+                    factor=factor * scales.likelihood,
+                    scaled=model.network.precision.is_half,
+                    buffers=member_buffers,
+                )
+            sums.append(sums_2)
+        loss_M, fit_M = torch.stack(sums).unbind(1)
+        return Value(loss_M, out, fit_M)
 
 
 class Fitting(Scheduled, OnMinibatches, Kept, Defaults, ABC):

@@ -7,7 +7,7 @@ or the edges of a graph, are wrapped in `Shared`; they reach the network unchang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -74,6 +74,17 @@ def rows_of(tree: Any, where: slice | int | Tensor) -> Any:
 def repeated(tree: Any, count: int) -> Any:
     """Return inputs or targets that consist of `count` copies of their first row."""
     return on_rows(lambda tensor: tensor[:1].expand(count, *tensor.shape[1:]).clone(), tree)
+
+
+def in_chunks(batch: Batch, size: int | None, *, axis: int = 0) -> Iterator[Batch]:
+    """Yield a batch, whose rows are on an axis of its tensors, in parts of at most `size` rows; whole if it is None."""
+    rows = batch_size(batch.inputs, axis)
+    if size is None or rows <= size:
+        yield batch
+        return
+    for start in range(0, rows, size):
+        where = (slice(None),) * axis + (slice(start, start + size),)
+        yield batch.map(lambda t, where=where: t[where])
 
 
 def row_axes(tree: Any, axis: int | None) -> Any:
