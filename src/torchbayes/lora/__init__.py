@@ -1,0 +1,1 @@
+"""Adapters of language models by one call."""

@@ -1,0 +1,102 @@
+"""A run with its base, adapter and questions loaded, and the model of each method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from torchbayes.adapters import LastToken
+from torchbayes.lora.adapter import fresh, scales_of, trained, with_scales
+from torchbayes.lora.asked import Encoding, Questions, read
+from torchbayes.lora.base import Base, load_base
+from torchbayes.lora.methods import METHODS
+from torchbayes.lora.settings import Settings
+from torchbayes.model.likelihoods import Categorical
+from torchbayes.model.model import Model
+from torchbayes.model.priors import Normal
+from torchbayes.posteriors import Point
+
+RANDOM = "*lora_*"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Base, adapter and questions.
+
+    Attributes:
+        settings: what they are loaded by.
+        base: the frozen language model.
+        network: the base with the adapter, fresh or trained before.
+        encoding: how questions become tokens.
+    """
+
+    settings: Settings
+    base: Base
+    network: Any
+    encoding: Encoding
+
+    @classmethod
+    def load(cls, settings: Settings, *, trust: bool = False, members: int = 1) -> Setup:
+        """Load a run; the questions first, because they are read in no time. Errors are those of what is loaded."""
+        questions = read(settings)
+        base = load_base(settings, trust=trust, members=members)
+        network = fresh(base, settings) if settings.adapter is None else trained(base, settings.adapter)
+        setup = cls(settings, base, network, Encoding.of(base.tokenizer, settings, questions.classes))
+        _ = setup.train, setup.test, setup.other  # a prompt that is too long is an error before anything is trained
+        return setup
+
+    def network_of(self, method: str) -> Any:
+        """Return the network whose adapters a method's weights are."""
+        return self._scaled if METHODS[method].scaled else self.network
+
+    def model(self, method: str) -> Model:
+        """Return the model of a method, always the same one."""
+        entry = METHODS[method]
+        key = "" if entry.prior is None else method
+        if key not in self._models:
+            answers = LastToken(self.network_of(method), self.encoding.answers)
+            prior = entry.prior
+            if prior is None:
+                prior = {name: Normal(scale) for name, scale in scales_of(answers, self.settings.prior).items()}
+            self._models[key] = Model(answers, Categorical(), prior, random=RANDOM)
+        return self._models[key]
+
+    @cached_property
+    def questions(self) -> Questions:
+        """The questions by what they are for."""
+        return read(self.settings)
+
+    @cached_property
+    def train(self) -> dict[str, Tensor]:
+        """The training questions as tensors."""
+        return self.encoding.rows(self.questions.train)
+
+    @cached_property
+    def test(self) -> dict[str, Tensor]:
+        """The test questions as tensors."""
+        return self.encoding.rows(self.questions.test)
+
+    @cached_property
+    def other(self) -> dict[str, Tensor] | None:
+        """The questions of another kind as tensors, without answers; None if there are none."""
+        return self.encoding.inputs(self.questions.other) if self.questions.other else None
+
+    def without_adapter(self) -> Point:
+        """Return the base as a posterior, in which the adapter does nothing: every B is 0."""
+        model = self.model("map")
+        weights_D = model.given_weights().clone()
+        for name, where in model.layout.slices.items():
+            if "lora_B" in name or "lora_embedding_B" in name:
+                weights_D[where] = 0
+        return Point(model, weights_D.unsqueeze(0))
+
+    @cached_property
+    def _models(self) -> dict[str, Model]:
+        return {}
+
+    @cached_property
+    def _scaled(self) -> Any:
+        return with_scales(self.network)
