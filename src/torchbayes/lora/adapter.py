@@ -124,9 +124,7 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
 
 def _of_another(folder: str, config: Mapping[str, Any], base: Base, said: str) -> str:
     trained_on = config.get("base_model_name_or_path") or "a base that it does not name"
-    return (
-        f"the adapter in {folder} does not belong to the base {base.name}: {said}. It was trained on {trained_on}."
-    )
+    return f"the adapter in {folder} does not belong to the base {base.name}: {said}. It was trained on {trained_on}."
 
 
 def with_scales(network: Any) -> Any:

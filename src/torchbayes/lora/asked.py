@@ -139,9 +139,7 @@ def _chat(tokenizer: Any) -> Callable[[Question], str]:
     def chat(question: Question) -> str:
         turn = {"role": "user", "content": multiple_choice(question)}
         # thinking would come before the letter; templates that know nothing of it take no notice
-        return tokenizer.apply_chat_template(
-            [turn], tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
+        return tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True, enable_thinking=False)
 
     return chat
 

@@ -62,9 +62,7 @@ def _blob(settings: Settings, length: Length) -> Method:
 def _sghmc(settings: Settings, length: Length) -> Method:
     kept = max(1, min(_DRAWS, length.steps // 2))
     thin = max(1, length.steps // 2 // kept)
-    return SGHMC(
-        chains=_CHAINS, steps=2 * thin * kept, burn_in=thin * kept, thin=thin, batch_size=settings.batch_size
-    )
+    return SGHMC(chains=_CHAINS, steps=2 * thin * kept, burn_in=thin * kept, thin=thin, batch_size=settings.batch_size)
 
 
 METHODS: dict[str, Entry] = {

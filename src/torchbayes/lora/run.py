@@ -12,8 +12,9 @@ Nothing in it is code, and nothing is a pickle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -32,7 +33,7 @@ from torchbayes.lora.fingerprint import described, differences
 from torchbayes.lora.memory import explained
 from torchbayes.lora.methods import DEFAULT, METHODS, named
 from torchbayes.lora.settings import Settings
-from torchbayes.lora.setup import Setup
+from torchbayes.lora.setup import Setup, words
 from torchbayes.native.process import full_path
 from torchbayes.posteriors import Point, Posterior
 from torchbayes.posteriors import load as load_posterior
@@ -87,7 +88,7 @@ def fit(
         directory: where everything goes; nothing is written if None.
         resume: go on with the run in the directory. Further methods may be asked for.
         trust: run the code that comes with a base of the hub or a folder.
-        callbacks: as of `torchbayes.fit`.
+        callbacks: of every fit, as of `torchbayes.fit`; None also says which one it is.
 
     Returns:
         The run.
@@ -103,19 +104,38 @@ def fit(
     optional(check_kind, (str, PathLike), "a path", directory=directory)
     names = named(methods)
     home = None if directory is None else full_path(directory)
-    recorded = None if home is None else _recorded(home, settings, resume=resume)
-    setup = Setup.load(settings, trust=trust, members=settings.members if "ensemble" in names else 1)
-    if recorded is not None:
-        _check_base(home, recorded, setup.base.name, setup.base.fingerprint)
-    with nullcontext() if home is None else Locked(home):
-        if home is not None and recorded is None:
-            _record(home, setup)
-        with explained(settings, str(setup.model(MODE).network.device)):
-            posteriors = _fitted(setup, names, home, resume=resume, callbacks=callbacks)
+    members = settings.members if "ensemble" in names else 1
+    with begun(settings, home, resume=resume, trust=trust, members=members, methods=names) as setup:
+        if callbacks is None:
+            for note in (words(setup), *setup.questions.notes):
+                tell(f"  {note}")
+        posteriors = fitted(setup, setup.train, names, home=home, resume=resume, callbacks=callbacks)
         if home is not None:
             for name in names:
                 _keep(setup, name, posteriors[name], home)
     return Run(setup, {name: posteriors[name] for name in names}, home)
+
+
+@contextmanager
+def begun(
+    settings: Settings,
+    home: Path | None,
+    *,
+    resume: bool,
+    trust: bool,
+    members: int = 1,
+    methods: Sequence[str] = (),
+) -> Iterator[Setup]:
+    """Load a run, and lock and describe its directory, or check that it holds the same one. Errors are as of `fit`."""
+    recorded = None if home is None else _recorded(home, settings, resume=resume)
+    setup = Setup.load(settings, trust=trust, members=members)
+    if recorded is not None:
+        _check_base(home, recorded, setup.base.name, setup.base.fingerprint)
+    with nullcontext() if home is None else Locked(home), explained(settings, str(setup.model(MODE).network.device)):
+        if home is not None:
+            before = [] if recorded is None else recorded["methods"]
+            _record(home, setup, [*dict.fromkeys([*before, *methods])])
+        yield setup
 
 
 def load(directory: str | PathLike[str], *, base: str | None = None, trust: bool = False) -> Run:
@@ -156,7 +176,7 @@ def read_run(home: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no run of adapters in {home}: it has no {CONFIG}.")
     recorded = read_described(home / CONFIG)
     known = {field.name for field in fields(Settings)}
-    if not {"settings", "base", "classes", "files"} <= recorded.keys() or set(recorded["settings"]) != known:
+    if not {"settings", "methods", "base", "classes", "files"} <= recorded.keys() or set(recorded["settings"]) != known:
         raise ValueError(f"{home / CONFIG} was written by another version. Fit again, into another directory.")
     return recorded
 
@@ -183,10 +203,9 @@ def _recorded(home: Path, settings: Settings, *, resume: bool) -> dict[str, Any]
     return recorded
 
 
-def _record(home: Path, setup: Setup) -> None:
-    settings = {**asdict(setup.settings), "targets": list(setup.settings.targets)}
-    entries = {"settings": settings, "base": dict(setup.base.fingerprint), "classes": setup.encoding.classes}
-    write_described(home / CONFIG, {**entries, "base_name": setup.base.name, "files": _sums(setup.settings)})
+def _record(home: Path, setup: Setup, methods: Sequence[str]) -> None:
+    entries = {"settings": asdict(setup.settings), "methods": methods, "base": setup.base.fingerprint}
+    write_described(home / CONFIG, {**entries, "classes": setup.encoding.classes, "files": _sums(setup.settings)})
 
 
 def _sums(settings: Settings) -> dict[str, str]:
@@ -198,25 +217,32 @@ def _sums(settings: Settings) -> dict[str, str]:
 def _check_base(home: Path | None, recorded: Mapping[str, Any], name: str, now: Mapping[str, Any]) -> None:
     clauses = differences(recorded["base"], now)
     if clauses:
-        was = recorded.get("base_name", recorded["settings"]["base"])
         raise ValueError(
-            f"{home} was fitted on the base {was}, {described(recorded['base'])}, and {name} is another one: "
-            f"{'; '.join(clauses)}. Name the base of the run, in the same dtype."
+            f"{home} was fitted on the base {recorded['settings']['base']}, {described(recorded['base'])}, and {name} "
+            f"is another one: {'; '.join(clauses)}. Name the base of the run, in the same dtype."
         )
 
 
-def _fitted(
-    setup: Setup, names: Sequence[str], home: Path | None, *, resume: bool, callbacks: Sequence[Callback] | None
+def fitted(
+    setup: Setup,
+    train: Mapping[str, Tensor],
+    names: Sequence[str],
+    *,
+    home: Path | None,
+    resume: bool,
+    callbacks: Sequence[Callback] | None,
 ) -> dict[str, Posterior]:
-    """Return the posterior of each method."""
-    length = setup.settings.length(len(setup.questions.train))
+    """Return the posterior of each method, given questions with answers, and that of MAP if one begins there."""
+    length = setup.settings.length(len(train["labels"]))
     given = setup.settings.adapter is not None
     posteriors: dict[str, Posterior] = {}
 
-    def fitted(name: str, start: Any) -> Posterior:
+    def fit_one(name: str, start: Any) -> Posterior:
+        if callbacks is None:
+            tell(f"fitting: {METHODS[name].label}")
         return fit_posterior(
             setup.model(name),
-            setup.train,
+            train,
             METHODS[name].make(setup.settings, length),
             start=start,
             seed=setup.settings.seed,
@@ -226,20 +252,20 @@ def _fitted(
         )
 
     if MODE in names or any(METHODS[name].around for name in names):
-        posteriors[MODE] = _mode(setup, fitted, home)
+        posteriors[MODE] = _mode(setup, fit_one, home)
     for name in names:
         if name not in posteriors:
             begin = setup.model(name).given_weights() if given and name != "ensemble" else None
-            posteriors[name] = fitted(name, posteriors[MODE] if METHODS[name].around else begin)
+            posteriors[name] = fit_one(name, posteriors[MODE] if METHODS[name].around else begin)
     return posteriors
 
 
-def _mode(setup: Setup, fitted: Any, home: Path | None) -> Posterior:
+def _mode(setup: Setup, fit_one: Callable[[str, Any], Posterior], home: Path | None) -> Posterior:
     """Return the adapter at which methods begin: the one that is given, or one that MAP trains."""
     model, settings = setup.model(MODE), setup.settings
     begin = None if settings.adapter is None else model.given_weights()
     if begin is None or settings.refine:
-        return fitted(MODE, begin)
+        return fit_one(MODE, begin)
     point = Point(model, begin.unsqueeze(0))
     if home is not None:
         point.save(folder_in(home, MODE) / POSTERIOR)
@@ -251,6 +277,11 @@ def _keep(setup: Setup, name: str, posterior: Posterior, home: Path) -> None:
     for member, weights_D in enumerate(_middle(posterior)):
         folder = folder_in(home, name, ADAPTER if member == 0 else f"{ADAPTER}_{member}")
         save(load_draw(setup.network_of(name), posterior.model, weights_D), folder)
+
+
+def tell(text: str) -> None:
+    """Write a line of progress to standard error at once, as `torchbayes.fit` does."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _middle(posterior: Any) -> Tensor:

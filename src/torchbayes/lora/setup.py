@@ -100,3 +100,20 @@ class Setup:
     @cached_property
     def _scaled(self) -> Any:
         return with_scales(self.network)
+
+
+def words(setup: Setup) -> str:
+    """Return in sentences what is adapted, on which layers, under which prior, and for how long."""
+    settings, config = setup.settings, setup.network.peft_config["default"]
+    targets = config.target_modules
+    layers = ", ".join(sorted(targets)) if isinstance(targets, set | list | tuple) else str(targets)
+    size, held = setup.model("map").layout.size, len(setup.questions.test)
+    length = settings.length(len(setup.questions.train))
+    source = f"the adapter in {settings.adapter}" if settings.adapter else "a LoRA"
+    return (
+        f"{setup.base.name} with {source} of rank {config.r} and α = {config.lora_alpha:g} on {layers}: {size:,} "
+        f"weights. {len(setup.questions.train):,} questions to learn from and {held:,} for the numbers. Training: "
+        f"{length.epochs} epochs, {length.steps:,} steps of {settings.batch_size} questions, learning rate "
+        f"{length.lr:.2g}. Prior: normal factors, by which each output of a layer moves by {settings.prior:g} "
+        f"(standard deviation) where its inputs are of size 1."
+    )
