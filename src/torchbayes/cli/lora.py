@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,7 @@ def _recorded(argv: Sequence[str]) -> dict[str, Any]:
         return {}
     from torchbayes.lora.run import read_run
 
-    words = [*argv, ""]
-    given = [following for word, following in zip(words, words[1:], strict=False) if word == "--directory"]
+    given = [following for word, following in pairwise(argv) if word == "--directory"]
     given += [word.partition("=")[2] for word in argv if word.startswith("--directory=")]
     if not given:
         raise ValueError("say which run to resume: --directory.")
@@ -67,7 +67,7 @@ def _parser(recorded: Mapping[str, Any]) -> Parser:
 
 
 def _settings(chosen: Mapping[str, Any]) -> Settings:
-    for name, what in (("base", "a base: torchbayes lora BASE --data FILE"), ("data", "questions: --data FILE.jsonl")):
+    for name, what in (("base", "base: torchbayes lora BASE --data FILE"), ("data", "questions: --data FILE.jsonl")):
         if chosen[name] is None:
             raise ValueError(f"say which {what}.")
     return made_of(Settings, chosen, {"targets": tuple(chosen["targets"])})

@@ -24,6 +24,7 @@ from torch import Tensor
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.checks import check_counts, check_flags, check_kind, optional, plain
 from torchbayes.driver.progress import Callback
+from torchbayes.lora.asked import read
 from torchbayes.lora.methods import DEFAULT, METHODS, named
 from torchbayes.lora.run import begun, fitted, tell
 from torchbayes.lora.scores import disagreement, source_of
@@ -134,18 +135,23 @@ def acquire(
         drawn = ", ".join(key for key, entry in METHODS.items() if entry.drawn)
         raise ValueError(f"`method` must be one whose draws differ, {drawn}; got {method!r}.")
     home = None if directory is None else full_path(directory)
+    _check_pool(settings, sizes)
     members = settings.members if name == "ensemble" else 1
     with begun(settings, home, resume=resume, trust=trust, members=members) as setup:
-        pool = len(setup.questions.train)
-        if pool < sizes.first + sizes.count:
-            raise ValueError(
-                f"the pool has {pool} questions, fewer than the {sizes.first} at the start and {sizes.count} of a "
-                f"round. Give more, or lower `first` or `count`."
-            )
         _check_same(home, first=sizes.first, count=sizes.count, method=name)
         ways = [_Way(setup, name, way, sizes, home, callbacks) for way in WAYS]
         rounds = [each for way in ways for each in way.run(resume=resume)]
     return Study(setup, name, rounds, home)
+
+
+def _check_pool(settings: Settings, sizes: Sizes) -> None:
+    """Raise ValueError if the training questions are too few for one round."""
+    pool = len(read(settings).train)
+    if pool < sizes.first + sizes.count:
+        raise ValueError(
+            f"the pool has {pool} questions, fewer than the {sizes.first} at the start and {sizes.count} of a round. "
+            f"Give more, or lower `first` or `count`."
+        )
 
 
 def _check_same(home: Path | None, **asked: Any) -> None:

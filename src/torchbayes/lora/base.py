@@ -52,16 +52,17 @@ def load_base(settings: Settings, *, trust: bool = False, members: int = 1) -> B
 
     if settings.load_in_4bit and find_spec("bitsandbytes") is None:
         raise ImportError(
-            "`load_in_4bit` needs bitsandbytes, which is not installed: pip install bitsandbytes. Or take dtype=bfloat16."
+            "`load_in_4bit` needs bitsandbytes, which is not installed: pip install bitsandbytes, or take "
+            "dtype=bfloat16."
         )
     name, device = settings.base, place_of(settings.device)
     local = _is_folder(name)
     how = {"local_files_only": local, "trust_remote_code": trust}
-    with _reading(name, "its configuration", trust=trust):
+    with _reading(name, "configuration", trust=trust):
         config = transformers.AutoConfig.from_pretrained(name, **how)
-    with _reading(name, "a tokenizer", trust=trust, advice="Save one there: tokenizer.save_pretrained(folder)."):
+    with _reading(name, "tokenizer", trust=trust, advice="Save one there: tokenizer.save_pretrained(folder)."):
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **how)
-    with _reading(name, "a causal language model", trust=trust), torch.device("meta"):
+    with _reading(name, "causal language model", trust=trust), torch.device("meta"):
         empty = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
     check_fits(empty, settings, device, members=members)
     del empty
@@ -124,6 +125,6 @@ def _reading(name: str, what: str, *, trust: bool, advice: str = "") -> Iterator
                 f"--trust (`trust=True`)."
             ) from error
         raise ValueError(
-            f"the base {name} has not {what} that can be read{f'. {advice}' if advice else ''} "
-            f"({type(error).__name__}: {said[:_LONGEST].rstrip('. ')})."
+            f"no {what} can be read from the base {name}. {advice}{' ' if advice else ''}"
+            f"({type(error).__name__}: {said[:_LONGEST].rstrip('. ')}.)"
         ) from error

@@ -111,8 +111,8 @@ def fit(
                 tell(f"  {note}")
         posteriors = fitted(setup, setup.train, names, home=home, resume=resume, callbacks=callbacks)
         if home is not None:
-            for name in names:
-                _keep(setup, name, posteriors[name], home)
+            for name, posterior in posteriors.items():
+                _keep(setup, name, posterior, home)
     return Run(setup, {name: posteriors[name] for name in names}, home)
 
 
@@ -158,7 +158,7 @@ def load(directory: str | PathLike[str], *, base: str | None = None, trust: bool
     check_flags(trust=trust)
     home = full_path(directory)
     recorded = read_run(home)
-    finished = [name for name in METHODS if (home / name / POSTERIOR).is_file() and (home / name / ADAPTER).is_dir()]
+    finished = [n for n in recorded["methods"] if (home / n / POSTERIOR).is_file() and (home / n / ADAPTER).is_dir()]
     if not finished:
         raise FileNotFoundError(f"{home} has no posterior yet. Finish the run: fit(…, resume=True), or --resume.")
     settings = Settings(**recorded["settings"])

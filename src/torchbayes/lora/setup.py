@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -72,17 +74,22 @@ class Setup:
     @cached_property
     def train(self) -> dict[str, Tensor]:
         """The training questions as tensors."""
-        return self.encoding.rows(self.questions.train)
+        with _of(self.settings.data):
+            return self.encoding.rows(self.questions.train)
 
     @cached_property
     def test(self) -> dict[str, Tensor]:
         """The test questions as tensors."""
-        return self.encoding.rows(self.questions.test)
+        with _of(self.settings.test or self.settings.data):
+            return self.encoding.rows(self.questions.test)
 
     @cached_property
     def other(self) -> dict[str, Tensor] | None:
         """The questions of another kind as tensors, without answers; None if there are none."""
-        return self.encoding.inputs(self.questions.other) if self.questions.other else None
+        if self.settings.other is None:
+            return None
+        with _of(self.settings.other):
+            return self.encoding.inputs(self.questions.other)
 
     def without_adapter(self) -> Point:
         """Return the base as a posterior, in which the adapter does nothing: every B is 0."""
@@ -100,6 +107,15 @@ class Setup:
     @cached_property
     def _scaled(self) -> Any:
         return with_scales(self.network)
+
+
+@contextmanager
+def _of(path: str) -> Iterator[None]:
+    """Say in which file a question stands that cannot be used."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}, {error}") from error
 
 
 def words(setup: Setup) -> str:
