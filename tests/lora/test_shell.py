@@ -10,6 +10,7 @@ import pytest
 
 from tests.lora.made import MARKS
 from tests.oracles import assert_close
+from tests.pictures import unpainted
 from torchbayes import lora
 from torchbayes.cli import main
 from torchbayes.lora import run
@@ -23,13 +24,16 @@ def files(folder: Path, **more: str) -> list[str]:
     return [word for name, file in named.items() for word in (f"--{name}", str(folder / file))]
 
 
-def test_fit_resume_and_predict(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_fit_resume_and_predict(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     home = tmp_path / "run"
     first = ["lora", str(folder / "base"), *files(folder, other="other.jsonl"), *OPTIONS, "--directory", str(home)]
     assert main([*first, "--method", "tfb"]) == 0
     out, err = capsys.readouterr()
     assert "fitting: TFB" in err
     assert all(word in out for word in ("TFB", "base alone", "AUROC", "95 % intervals", "report.html"))
+    unpainted(monkeypatch)  # the first page is painted
     assert main([*first, "--method", "tfb"]) == 2  # there is a run already
     assert "Add --resume" in capsys.readouterr().err
     assert main(["lora", "--directory", str(home), "--resume", "--method", "blob", "--json"]) == 0
@@ -50,7 +54,8 @@ def test_fit_resume_and_predict(folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert "--overwrite" in capsys.readouterr().err
 
 
-def test_rounds(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_rounds(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    unpainted(monkeypatch)
     sizes = ["--acquire", "6", "--first", "6", "--rounds", "1", "--directory", str(tmp_path / "run")]
     assert main(["lora", str(folder / "base"), *files(folder), *OPTIONS, *sizes, "--method", "blob"]) == 0
     out = capsys.readouterr().out
@@ -61,6 +66,8 @@ def test_rounds(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_ctrl_c_says_how_to_go_on(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    unpainted(monkeypatch)
+
     def stopped(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 

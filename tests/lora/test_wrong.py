@@ -139,6 +139,8 @@ def test_prompts_templates_and_shares(here: Path):
 def test_missing_libraries(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bases, "find_spec", lambda name: None if name == "bitsandbytes" else True)
     refused(here, "`load_in_4bit` needs bitsandbytes, which is not installed", ImportError, load_in_4bit=True)
+    monkeypatch.setattr(bases, "find_spec", lambda name: True)
+    refused(here, "`load_in_4bit` needs a GPU", load_in_4bit=True, device="cpu")
     monkeypatch.setattr(bases, "find_spec", lambda name: None)
     refused(here, r"transformers and peft, which are not installed: pip install 'torchbayes\[lora\]'", ImportError)
 
@@ -217,3 +219,24 @@ def test_a_study_that_cannot_be(folder: Path, tmp_path: Path):
     with pytest.raises(ValueError, match="the pool has 48 questions, fewer than the 45 at the start and 10"):
         lora.acquire(settings(folder), sizes=lora.Sizes(first=45), directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: lora.fit("base"), "`settings` must be Settings"),  # type: ignore[arg-type]
+        (lambda: lora.fit(lora.Settings("base", "data"), 3), "there is no method for adapters called 3"),  # type: ignore[arg-type]
+        (lambda: lora.fit(lora.Settings("base", "data"), "tbf"), "Did you mean tfb"),
+        (lambda: lora.fit(lora.Settings("base", "data"), directory=3), "`directory` must be a path"),  # type: ignore[arg-type]
+        (lambda: lora.fit(lora.Settings("base", "data"), resume="yes"), "`resume` must be True or False"),  # type: ignore[arg-type]
+        (lambda: lora.load(3), "`directory` must be a path"),  # type: ignore[arg-type]
+        (lambda: lora.score("run"), "`run` must be a run"),  # type: ignore[arg-type]
+        (lambda: lora.predict("run", []), "`run` must be a run"),  # type: ignore[arg-type]
+        (lambda: lora.acquire("base"), "`settings` must be Settings"),  # type: ignore[arg-type]
+        (lambda: lora.acquire(lora.Settings("base", "data"), sizes=3), "`sizes` must be Sizes"),  # type: ignore[arg-type]
+        (lambda: lora.Settings("base", "data", refine=True), "`refine` is for a trained adapter"),
+    ],
+)
+def test_nonsense(call: Callable[[], Any], message: str):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()

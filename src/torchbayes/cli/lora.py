@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchbayes.cli.options import Parser, add_directory, made_of, new_parser, parse
 from torchbayes.cli.terminal import print_table, resumable, say
-from torchbayes.lora.methods import ALL, DEFAULT, METHODS, named
-from torchbayes.lora.settings import Settings
 from torchbayes.native.process import short_path
+
+if TYPE_CHECKING:
+    from torchbayes.lora.settings import Settings
 
 _SKIPPED = {"base", "data", "targets"}
 
@@ -47,6 +48,9 @@ def _recorded(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _parser(recorded: Mapping[str, Any]) -> Parser:
+    from torchbayes.lora.methods import ALL, METHODS
+    from torchbayes.lora.settings import Settings
+
     parser = new_parser(lora, config=True)
     parser.add_argument("base", nargs="?", type=str, default=None, help="folder of a language model, or its hub name")
     parser.add_argument("--data", type=str | None, default=None, help="questions: lines of JSON")
@@ -67,6 +71,8 @@ def _parser(recorded: Mapping[str, Any]) -> Parser:
 
 
 def _settings(chosen: Mapping[str, Any]) -> Settings:
+    from torchbayes.lora.settings import Settings
+
     for name, what in (("base", "base: torchbayes lora BASE --data FILE"), ("data", "questions: --data FILE.jsonl")):
         if chosen[name] is None:
             raise ValueError(f"say which {what}.")
@@ -82,6 +88,7 @@ def _again(chosen: Mapping[str, Any], *more: str) -> list[str]:
 def _fit(chosen: Mapping[str, Any], recorded: Mapping[str, Any]) -> Any:
     """Fit, and print the numbers; return the run."""
     from torchbayes.lora import page, scores
+    from torchbayes.lora.methods import DEFAULT, named
     from torchbayes.lora.run import fit
 
     asked = [] if chosen["method"] is None else named(chosen["method"])
@@ -105,6 +112,7 @@ def _fit(chosen: Mapping[str, Any], recorded: Mapping[str, Any]) -> Any:
 def _predict(chosen: Mapping[str, Any], run: Any) -> None:
     """Answer a file of questions."""
     from torchbayes.lora import answers
+    from torchbayes.lora.methods import named
     from torchbayes.lora.run import load
 
     output = Path(chosen["output"] or Path(chosen["directory"]) / "answers.jsonl")
@@ -124,6 +132,7 @@ def _acquire(chosen: Mapping[str, Any]) -> None:
     """Learn in rounds, and print the numbers of each."""
     from torchbayes.lora import page
     from torchbayes.lora.acquire import Sizes, acquire
+    from torchbayes.lora.methods import DEFAULT
 
     settings, (method, *others) = _settings(chosen), chosen["method"] or [DEFAULT]
     if others:

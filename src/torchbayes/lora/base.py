@@ -56,6 +56,10 @@ def load_base(settings: Settings, *, trust: bool = False, members: int = 1) -> B
             "dtype=bfloat16."
         )
     name, device = settings.base, place_of(settings.device)
+    if (
+        settings.load_in_4bit and device == "cpu"
+    ):  # where bitsandbytes packs weights anew in calls: no base to recognise
+        raise ValueError("`load_in_4bit` needs a GPU; the device is cpu. Take dtype=bfloat16.")
     local = _is_folder(name)
     how = {"local_files_only": local, "trust_remote_code": trust}
     with _reading(name, "configuration", trust=trust):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torchbayes.catalogue.methods import IVON, MAP, SGHMC, SWAG, TFB, BLoB, Laplace
@@ -105,9 +105,9 @@ ALL = "all"
 DEFAULT = "laplace"
 
 
-def named(methods: Iterable[str]) -> list[str]:
+def named(methods: Any) -> list[str]:
     """Return methods by name, each once; `all` stands for every one. Raises ValueError for another name."""
-    names = [methods] if isinstance(methods, str) else [*methods]
+    names = [*methods] if isinstance(methods, list | tuple) else [methods]
     for name in names:
         if name != ALL and name not in METHODS:
             raise ValueError(f"there is no method for adapters called {name!r}. {nearest(name, [*METHODS, ALL])}")

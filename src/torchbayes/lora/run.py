@@ -13,7 +13,7 @@ Nothing in it is code, and nothing is a pickle.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
@@ -70,7 +70,7 @@ class Run:
 
 def fit(
     settings: Settings,
-    methods: str | Iterable[str] = DEFAULT,
+    methods: str | Sequence[str] = DEFAULT,
     *,
     directory: str | PathLike[str] | None = None,
     resume: bool = False,
