@@ -209,7 +209,7 @@ class _Way:
         posterior = fitted(self.setup, train, names, home=folder, resume=resume, callbacks=shown)[self.method]
         settings = self.setup.settings
         source = source_of(posterior, settings.draws, seed=settings.seed)
-        metrics = dict(evaluate(source, self.setup.test, chunk_size=settings.batch_size).metrics)
+        metrics = dict(evaluate(source, self.setup.test, chunk_size=settings.chunk_size).metrics)
         taken = self._next(source, known, count, number) if count else []
         if path is not None:
             write_described(path, {"known": known, "metrics": metrics, "taken": taken})
@@ -226,7 +226,7 @@ class _Way:
     def _informative(self, source: Any, places: list[int]) -> Tensor:
         pool = self.setup.questions.train
         rows = self.setup.encoding.inputs([pool[k] for k in places])
-        return disagreement(source, rows, chunk_size=self.setup.settings.batch_size)
+        return disagreement(source, rows, chunk_size=self.setup.settings.chunk_size)
 
     def _shuffled(self, purpose: Purpose, size: int, *numbers: int) -> list[int]:
         source = generator(purpose, self.setup.settings.seed, *numbers)

@@ -83,8 +83,9 @@ METHODS: dict[str, Entry] = {
     "swag": Entry("SWAG", "a Gaussian of the iterates that go on from the trained adapter", _swag, around=True),
     "ivon": Entry(
         "IVON",
-        "an independent normal distribution of each weight, by natural gradients",
+        "an independent normal distribution of each weight, by natural gradients from the trained adapter",
         lambda s, n: IVON(epochs=n.epochs, batch_size=s.batch_size),
+        around=True,
     ),
     "blob": Entry(
         "BLoB",

@@ -79,7 +79,7 @@ def fit(
 ) -> Run:
     """Fit posteriors over an adapter of a language model that answers multiple-choice questions.
 
-    Laplace, TFB, SWAG and SGHMC begin at the same adapter: the one that settings name or, without one or to refine it,
+    Laplace, TFB, SWAG, IVON and SGHMC begin at the same adapter: the one that settings name or, without one or to refine it,
     one that MAP trains.
 
     Args:

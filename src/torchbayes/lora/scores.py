@@ -101,9 +101,9 @@ def label_of(name: str) -> str:
 def _judged(run: Run, posterior: Posterior) -> tuple[Evaluation, Scores | None]:
     settings = run.setup.settings
     source = source_of(posterior, settings.draws, seed=settings.seed)
-    evaluation = evaluate(source, run.setup.test, chunk_size=settings.batch_size)
+    evaluation = evaluate(source, run.setup.test, chunk_size=settings.chunk_size)
     other = run.setup.other
-    return evaluation, None if other is None else uncertainty(source, other, chunk_size=settings.batch_size)
+    return evaluation, None if other is None else uncertainty(source, other, chunk_size=settings.chunk_size)
 
 
 def _values(evaluation: Evaluation, other: Scores | None) -> dict[str, float]:

@@ -22,6 +22,7 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 _SHOWN, _STEPS, _RATE = 20_000, 5_000, 1e-4  # questions shown in all, steps and learning rate of the reference
 _MOST_EPOCHS, _MOST_RATE = 10, 1e-3
+_WITHOUT_GRADIENTS = 4
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Settings:
         load_in_4bit: load the base in 4 bits by bitsandbytes.
         device: where to run: auto (a GPU if there is one), cpu, cuda, cuda:NUMBER or mps.
         epochs: passes over the questions; None for 20,000 questions in all, and at most 10 passes.
-        batch_size: questions that go through the network at once.
+        batch_size: questions that go through the network at once in training; four times as many do in predictions.
         lr: learning rate of Adam; None for 10⁻⁴ √(5,000 / steps), at most 10⁻³. IVON and SGHMC have their own.
         members: networks of an ensemble.
         draws: functions that are averaged, rounded up to a multiple of the members.
@@ -68,7 +69,7 @@ class Settings:
     rank: int = 8
     alpha: float | None = None
     targets: tuple[str, ...] = ()
-    prior: float = 1.0
+    prior: float = 10.0
     template: str = "plain"
     before: str | None = None
     max_length: int | None = None
@@ -104,6 +105,11 @@ class Settings:
         if self.refine and self.adapter is None:
             raise ValueError("`refine` is for a trained adapter. Name its folder as `adapter`, or leave `refine` out.")
         as_seed(self.seed)
+
+    @property
+    def chunk_size(self) -> int:
+        """Questions that go through the network at once without gradients, which take most of the memory."""
+        return _WITHOUT_GRADIENTS * self.batch_size
 
     def length(self, rows: int) -> Length:
         """Return how long to train on so many questions, and how fast."""
