@@ -37,8 +37,8 @@ def refused(here: Path, message: str, kind: type[Exception] = ValueError, **chan
     assert not (here / "run").exists()
 
 
-def remove(*globs: str) -> Callable[[Path], None]:
-    return lambda here: [path.unlink() for glob in globs for path in here.glob(glob)] and None
+def remove(glob: str) -> Callable[[Path], object]:
+    return lambda here: [path.unlink() for path in here.glob(glob)]
 
 
 def pickled(here: Path) -> None:

@@ -16,7 +16,7 @@ from torchbayes.native.process import short_path
 if TYPE_CHECKING:
     from torchbayes.lora.settings import Settings
 
-_SKIPPED = {"base", "data", "targets"}
+_SKIPPED: set[str | int] = {"base", "data", "targets"}
 
 
 def lora(argv: list[str]) -> None:

@@ -71,7 +71,8 @@ def load_base(settings: Settings, *, trust: bool = False, members: int = 1) -> B
     check_fits(empty, settings, device, members=members)
     del empty
     with _reading(name, "weights in safetensors", trust=trust):
-        network = transformers.AutoModelForCausalLM.from_pretrained(
+        read: Any = transformers.AutoModelForCausalLM.from_pretrained
+        network = read(
             name, config=config, use_safetensors=True, device_map={"": device} if settings.load_in_4bit else None,
             **_precision(settings), **how,
         )  # fmt: skip

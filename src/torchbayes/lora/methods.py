@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torchbayes.catalogue.methods import IVON, MAP, SGHMC, SWAG, TFB, BLoB, Laplace
@@ -51,8 +52,8 @@ def _map(settings: Settings, length: Length, members: int = 1) -> Method:
 
 
 def _swag(settings: Settings, length: Length) -> Method:
-    epochs = max(2, round(_AVERAGED * length.epochs))
-    return SWAG(**_descent(settings, length) | {"epochs": epochs}, averaging_lr=_AVERAGED * length.lr)
+    shorter = replace(length, epochs=max(2, round(_AVERAGED * length.epochs)))
+    return SWAG(**_descent(settings, shorter), averaging_lr=_AVERAGED * length.lr)
 
 
 def _blob(settings: Settings, length: Length) -> Method:

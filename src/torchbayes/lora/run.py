@@ -60,10 +60,14 @@ class Run:
     directory: Path | None = None
 
     def posterior(self, method: str | None = None) -> Posterior:
-        """Return the posterior of a method; of the only one if None. Raises ValueError if there is no such one."""
+        """Return the posterior of a method; of the only one if None.
+
+        Raises:
+            ValueError: if there is no such one, or several and none is named.
+        """
         if method is None and len(self.posteriors) == 1:
             return next(iter(self.posteriors.values()))
-        if method not in self.posteriors:
+        if method is None or method not in self.posteriors:
             raise ValueError(f"say whose posterior, `method`: {', '.join(self.posteriors)}; got {method!r}.")
         return self.posteriors[method]
 
@@ -79,8 +83,8 @@ def fit(
 ) -> Run:
     """Fit posteriors over an adapter of a language model that answers multiple-choice questions.
 
-    Laplace, TFB, SWAG, IVON and SGHMC begin at the same adapter: the one that settings name or, without one or to refine it,
-    one that MAP trains.
+    Laplace, TFB, SWAG, IVON and SGHMC begin at the same adapter: the one that settings name or, without one or to
+    refine it, one that MAP trains.
 
     Args:
         settings: base, questions, adapter and length.
