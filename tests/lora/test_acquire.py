@@ -30,7 +30,7 @@ def test_rounds(folder: Path, tmp_path: Path):
     left = [place for place in range(len(pool)) if place not in known]
     fitted = lora.fit(_only(asked, tmp_path, known), "blob", callbacks=())
     weights_SD = fitted.posteriors["blob"].sample(10, seed=0)
-    rows = setup.encoding.inputs([pool[place] for place in left])
+    rows = setup.asked.encoding.inputs([pool[place] for place in left])
     probs_SBK = torch.stack([setup.model("blob").network(w, rows) for w in weights_SD]).double().softmax(-1)
     entropy = torch.special.entr
     informative = entropy(probs_SBK.mean(0)).sum(-1) - entropy(probs_SBK).sum(-1).mean(0)

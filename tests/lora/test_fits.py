@@ -33,8 +33,8 @@ def scores(every: lora.Run) -> dict[str, lora.Score]:
 def test_numbers_are_those_of_the_average_by_hand(every: lora.Run, scores: dict[str, lora.Score], method: str):
     posterior = every.setup.without_adapter() if method == BASE else every.posteriors[method]
     source = source_of(posterior, 10)
-    rows = every.setup.encoding.inputs(every.setup.questions.test)
-    probs, labels = tb.predict(source, rows).probs.double(), every.setup.test["labels"]
+    rows = every.setup.asked.encoding.inputs(every.setup.asked.questions.test)
+    probs, labels = tb.predict(source, rows).probs.double(), every.setup.asked.test["labels"]
     known: Any = scores[method].evaluation.scores
     entropy, found = known.entropy.double(), scores[method].metrics
     assert_close(entropy, torch.special.entr(probs).sum(-1), rtol=1e-4, atol=1e-5)
@@ -44,7 +44,7 @@ def test_numbers_are_those_of_the_average_by_hand(every: lora.Run, scores: dict[
     assert_close(found["brier"], (probs - torch.nn.functional.one_hot(labels, 3)).square().sum(-1).mean(), rtol=1e-5)
     surest = entropy.sort().values[math.ceil(KEPT * 30) - 1]
     assert_close(found["kept"], right[entropy <= surest].mean())
-    others = tb.uncertainty(source, every.setup.other).entropy
+    others = tb.uncertainty(source, every.setup.asked.other).entropy
     assert_close(found["auroc"], roc_auc_score([0] * 30 + [1] * 20, torch.cat([entropy, others.double()])), rtol=1e-6)
     low, high = scores[method].certainty.intervals["nll"]
     assert low <= found["nll"] <= high
@@ -60,14 +60,14 @@ def test_laplace_and_tfb_are_around_the_trained_adapter(every: lora.Run):
     trained: Any = every.posteriors["map"]
     laplace, tfb = (every.posteriors[name] for name in ("laplace", "tfb"))
     assert_close(laplace.mean_MD, trained.weights_MD)  # type: ignore[attr-defined]
-    rows, model = every.setup.encoding.inputs(every.setup.questions.test), every.setup.model("map")
+    rows, model = every.setup.asked.encoding.inputs(every.setup.asked.questions.test), every.setup.model("map")
     turned = tfb.mean_MD[0]  # type: ignore[attr-defined]  # another adapter of the same function
     assert_close(model.network(turned, rows), model.network(trained.weights_MD[0], rows), rtol=1e-4, atol=1e-5)
 
 
 def test_a_run_is_read_as_it_was_written(every: lora.Run, folder: Path):
     loaded = lora.load(folder / "run")
-    rows = every.setup.encoding.inputs(every.setup.questions.test)
+    rows = every.setup.asked.encoding.inputs(every.setup.asked.questions.test)
     assert [*loaded.posteriors] == [*lora.METHODS]
     for name, posterior in every.posteriors.items():
         found, expected = (tb.predict(each, rows).probs for each in (loaded.posteriors[name], posterior))
@@ -81,11 +81,11 @@ def test_other_programs_read_the_mean_as_an_adapter_of_peft(every: lora.Run, fol
 
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
     network = peft.PeftModel.from_pretrained(base, folder / "run" / method / "adapter").eval()
-    rows = every.setup.encoding.inputs(every.setup.questions.test)
+    rows = every.setup.asked.encoding.inputs(every.setup.asked.questions.test)
     posterior: Any = every.posteriors[method]
     weights_D = posterior.weights_MSD[0, -1] if method == "sghmc" else posterior.mean_MD[0]
     with torch.no_grad():
-        found = LastToken(network, every.setup.encoding.answers)(**rows)
+        found = LastToken(network, every.setup.asked.encoding.answers)(**rows)
     assert_close(found, every.setup.model(method).network(weights_D, rows), rtol=1e-5, atol=1e-6)
     assert not [*(folder / "run").rglob("*.bin")][1:]  # the draws of SGHMC alone, which are numbers
 
@@ -162,7 +162,7 @@ def test_questions_are_held_out_where_there_is_no_test(folder: Path):
 
 def test_answers_to_questions(every: lora.Run, folder: Path):
     said = lora.predict(every, folder / "other.jsonl", method="swag")
-    rows = every.setup.encoding.inputs(every.setup.questions.other)
+    rows = every.setup.asked.encoding.inputs(every.setup.asked.questions.other)
     probs_SBK = every.posteriors["swag"].functions(10)(rows).double().softmax(-1)
     mean_BK: Tensor = probs_SBK.mean(0)
     for place, each in enumerate(said):

@@ -195,7 +195,7 @@ def test_memory_is_counted_and_refused_before_weights_are_read(here: Path, monke
     with torch.device("meta"):
         empty = base("llama")
     for dtype, width in (("auto", 4), ("bfloat16", 2)):
-        takes = memory.needed(empty, settings(here, dtype=dtype))
+        takes = memory.needed(empty, settings(here, dtype=dtype), length=7)
         assert_close(takes.base, width * sum(each.numel() for each in empty.parameters()))
     monkeypatch.setattr(memory, "free_memory", lambda device: 1000.0)
     refused(here, "would take about .* are free. Try batch_size=8; dtype=bfloat16.*a smaller base")

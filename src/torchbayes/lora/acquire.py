@@ -184,7 +184,7 @@ class _Way:
 
     def run(self, *, resume: bool) -> list[Round]:
         """Return the rounds, the last of which takes nothing more."""
-        size, done = len(self.setup.questions.train), list[Round]()
+        size, done = len(self.setup.asked.questions.train), list[Round]()
         known = self._shuffled(Purpose.FIRST_QUESTIONS, size)[: self.sizes.first]
         for number in range(self.sizes.rounds + 1):
             count = min(self.sizes.count, size - len(known)) if number < self.sizes.rounds else 0
@@ -203,13 +203,13 @@ class _Way:
             recorded = read_described(path)
             if recorded["known"] == known and len(recorded["taken"]) >= count:
                 return Round(self.way, number, len(known), recorded["metrics"], tuple(recorded["taken"][:count]))
-        pool = self.setup.questions.train
-        train = self.setup.encoding.rows([pool[k] for k in known])
+        pool = self.setup.asked.questions.train
+        train = self.setup.asked.encoding.rows([pool[k] for k in known])
         shown, names = self.callbacks or (), [self.method]
         posterior = fitted(self.setup, train, names, home=folder, resume=resume, callbacks=shown)[self.method]
         settings = self.setup.settings
         source = source_of(posterior, settings.draws, seed=settings.seed)
-        metrics = dict(evaluate(source, self.setup.test, chunk_size=settings.chunk_size).metrics)
+        metrics = dict(evaluate(source, self.setup.asked.test, chunk_size=settings.chunk_size).metrics)
         taken = self._next(source, known, count, number) if count else []
         if path is not None:
             write_described(path, {"known": known, "metrics": metrics, "taken": taken})
@@ -217,15 +217,15 @@ class _Way:
 
     def _next(self, source: Any, known: list[int], count: int, number: int) -> list[int]:
         """Return the places in the pool of the questions that are taken next."""
-        left = sorted({*range(len(self.setup.questions.train))} - {*known})
+        left = sorted({*range(len(self.setup.asked.questions.train))} - {*known})
         if self.way == "random":
             return [left[k] for k in self._shuffled(Purpose.RANDOM_QUESTIONS, len(left), number)[:count]]
         places = [left[k] for k in sorted(self._shuffled(Purpose.POOL, len(left), number)[:_SCORED])]
         return [places[k] for k in best(self._informative(source, places), count)]
 
     def _informative(self, source: Any, places: list[int]) -> Tensor:
-        pool = self.setup.questions.train
-        rows = self.setup.encoding.inputs([pool[k] for k in places])
+        pool = self.setup.asked.questions.train
+        rows = self.setup.asked.encoding.inputs([pool[k] for k in places])
         return disagreement(source, rows, chunk_size=self.setup.settings.chunk_size)
 
     def _shuffled(self, purpose: Purpose, size: int, *numbers: int) -> list[int]:

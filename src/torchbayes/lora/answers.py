@@ -43,7 +43,7 @@ def predict(
     asked = read_questions(Path(questions)) if isinstance(questions, str | PathLike) else [*questions]
     settings = run.setup.settings
     source = source_of(run.posterior(method), settings.draws, seed=settings.seed)
-    average = predict_rows(source, run.setup.encoding.inputs(asked), chunk_size=settings.chunk_size)
+    average = predict_rows(source, run.setup.asked.encoding.inputs(asked), chunk_size=settings.chunk_size)
     columns = (average.probs, average.entropy, average.mutual_information)
     return [_object(*row) for row in zip(asked, *(column.tolist() for column in columns), strict=True)]
 

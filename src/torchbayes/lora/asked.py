@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from string import ascii_uppercase as LETTERS
 from typing import Any, NamedTuple
 
@@ -154,3 +156,55 @@ def _plain(template: str) -> Callable[[Question], str]:
         return _PLACES.sub(lambda place: given[place[1]], template)  # in one pass: texts may hold such places too
 
     return written
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The questions of a run as tensors.
+
+    Attributes:
+        settings: where they are read.
+        encoding: how they become tokens.
+    """
+
+    settings: Settings
+    encoding: Encoding
+
+    @cached_property
+    def questions(self) -> Questions:
+        """The questions by what they are for."""
+        return read(self.settings)
+
+    @cached_property
+    def train(self) -> dict[str, Tensor]:
+        """The training questions."""
+        with _of(self.settings.data):
+            return self.encoding.rows(self.questions.train)
+
+    @cached_property
+    def test(self) -> dict[str, Tensor]:
+        """The test questions."""
+        with _of(self.settings.test or self.settings.data):
+            return self.encoding.rows(self.questions.test)
+
+    @cached_property
+    def other(self) -> dict[str, Tensor] | None:
+        """The questions of another kind, without answers; None if there are none."""
+        if self.settings.other is None:
+            return None
+        with _of(self.settings.other):
+            return self.encoding.inputs(self.questions.other)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt of all; ValueError names a question whose prompt is too long."""
+        return max(rows["input_ids"].shape[1] for rows in (self.train, self.test, self.other) if rows is not None)
+
+
+@contextmanager
+def _of(path: str) -> Iterator[None]:
+    """Say in which file a question stands that cannot be used."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}, {error}") from error

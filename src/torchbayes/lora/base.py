@@ -41,11 +41,21 @@ def check_libraries() -> None:
         )
 
 
-def load_base(settings: Settings, *, trust: bool = False, members: int = 1) -> Base:
-    """Read tokenizer, configuration and weights, in this order, so that what is wrong is said before much is read.
+class Opened(NamedTuple):
+    """A base whose weights have not been read."""
 
-    Raises FileNotFoundError for no folder, ValueError for one that is no base, has no tokenizer, or does not fit in
-    memory with adapters of so many members, and ImportError where a library is missing.
+    name: str
+    device: str
+    config: Any
+    tokenizer: Any
+    how: Mapping[str, Any]  # arguments by which Hugging Face reads
+
+
+def open_base(settings: Settings, *, trust: bool = False) -> Opened:
+    """Read configuration and tokenizer of a base.
+
+    Raises FileNotFoundError for no folder, ValueError for one that is no base or has no tokenizer, and ImportError where
+    a library is missing.
     """
     check_libraries()
     import transformers
@@ -60,24 +70,31 @@ def load_base(settings: Settings, *, trust: bool = False, members: int = 1) -> B
         settings.load_in_4bit and device == "cpu"
     ):  # where bitsandbytes packs weights anew in calls: no base to recognise
         raise ValueError("`load_in_4bit` needs a GPU; the device is cpu. Take dtype=bfloat16.")
-    local = _is_folder(name)
-    how = {"local_files_only": local, "trust_remote_code": trust}
+    how = {"local_files_only": _is_folder(name), "trust_remote_code": trust}
     with _reading(name, "configuration", trust=trust):
         config = transformers.AutoConfig.from_pretrained(name, **how)
     with _reading(name, "tokenizer", trust=trust, advice="Save one there: tokenizer.save_pretrained(folder)."):
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **how)
+    return Opened(name, device, config, tokenizer, how)
+
+
+def load_base(opened: Opened, settings: Settings, *, length: int = 1, members: int = 1) -> Base:
+    """Read the weights of a base, after a check that they fit in memory with prompts of a length and members.
+
+    Raises ValueError if they do not, or there are none that can be read.
+    """
+    import transformers
+
+    name, device, trust = opened.name, opened.device, opened.how["trust_remote_code"]
     with _reading(name, "causal language model", trust=trust), torch.device("meta"):
-        empty = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
-    check_fits(empty, settings, device, members=members)
-    del empty
+        empty = transformers.AutoModelForCausalLM.from_config(opened.config, trust_remote_code=trust)
+    check_fits(empty, settings, device, length=length, members=members)
+    read: Any = transformers.AutoModelForCausalLM.from_pretrained
+    placed = {"device_map": {"": device}} if settings.load_in_4bit else {}
     with _reading(name, "weights in safetensors", trust=trust):
-        read: Any = transformers.AutoModelForCausalLM.from_pretrained
-        network = read(
-            name, config=config, use_safetensors=True, device_map={"": device} if settings.load_in_4bit else None,
-            **_precision(settings), **how,
-        )  # fmt: skip
+        network = read(name, config=opened.config, use_safetensors=True, **placed, **_precision(settings), **opened.how)
     network = network.eval() if settings.load_in_4bit else network.to(device).eval()
-    return Base(name, network.requires_grad_(False), tokenizer, fingerprint(network))
+    return Base(name, network.requires_grad_(False), opened.tokenizer, fingerprint(network))
 
 
 def _precision(settings: Settings) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torchbayes.checks import free_memory, size_of
 from torchbayes.lora.settings import Settings
 
 _COPIES = 4  # of an adapter: weights, gradient, and two moments of Adam
-_KEPT = 17  # numbers a token and a layer keeps for the way back, per hidden unit (Korthikanti et al. 2022)
+_KEPT = 17  # numbers that a layer keeps of a token for the way back, per hidden unit; a Llama keeps 16
 _BITS = 0.55  # bytes of a weight in 4 bits, with the scales of its block
 
 
@@ -30,7 +30,7 @@ class Needed(NamedTuple):
         return sum(self)
 
 
-def needed(empty: nn.Module, settings: Settings, *, length: int = 512, members: int = 1) -> Needed:
+def needed(empty: nn.Module, settings: Settings, *, length: int, members: int = 1) -> Needed:
     """Return what a run takes, from a base without values: weights, adapters, and one batch of that many tokens."""
     linear = [layer for layer in empty.modules() if getattr(layer, "weight", None) is not None]
     counted = {id(each): each for each in empty.parameters()}
@@ -39,21 +39,22 @@ def needed(empty: nn.Module, settings: Settings, *, length: int = 512, members: 
     output = getattr(empty.get_output_embeddings(), "weight", None)  # type: ignore[operator]
     small = matrices - {id(output)} if settings.load_in_4bit else set()
     base = sum(each.numel() * (_BITS if key in small else width) for key, each in counted.items())
-    config = empty.config
+    config = empty.config.get_text_config()  # type: ignore[operator, union-attr]
     hidden, layers = int(config.hidden_size), int(config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
     pairs = 3 * settings.rank * hidden * layers * 2  # queries and values, on narrower sides too
     activations = _KEPT * width * settings.batch_size * length * hidden * layers
     return Needed(base, 4.0 * _COPIES * members * pairs, activations)
 
 
-def check_fits(empty: nn.Module, settings: Settings, device: str, *, members: int = 1) -> None:
+def check_fits(empty: nn.Module, settings: Settings, device: str, *, length: int, members: int = 1) -> None:
     """Raise ValueError, before weights are read, if a run does not fit in the free memory of a device."""
-    takes, free = needed(empty, settings, members=members), free_memory(device)
+    takes, free = needed(empty, settings, length=length, members=members), free_memory(device)
     if takes.total > free:
         raise ValueError(
             f"{settings.base} would take about {size_of(takes.total)} on {device}: {size_of(takes.base)} for its "
             f"weights, {size_of(takes.adapters)} for adapters and {size_of(takes.activations)} for a batch of "
-            f"{settings.batch_size} questions; {size_of(free)} are free. {advice(settings, device)}"
+            f"{settings.batch_size} questions of {length:,} tokens; {size_of(free)} are free. "
+            f"{advice(settings, device)}"
         )
 
 

@@ -73,7 +73,7 @@ def _pictures(run: Run, scores: Mapping[str, Score]) -> dict[str, Picture]:
                     label: (each.evaluation.scores.entropy, {"other questions": each.other.entropy})  # type: ignore[union-attr]
                     for label, each in fitted.items()
                 },
-                run.setup.encoding.classes,
+                run.setup.asked.encoding.classes,
                 known="test questions",
             ),
             f"Entropy of the average at {count:,} test questions and at those of {run.setup.settings.other}. They "
@@ -92,7 +92,7 @@ def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
     rows = known.entropy.argsort(descending=True, stable=True)[:_DOUBTFUL].tolist()
     lines = []
     for row in rows:
-        question, best = run.setup.questions.test[row], int(probs[row].argmax())
+        question, best = run.setup.asked.questions.test[row], int(probs[row].argmax())
         told = [f"{letter}) {text}" for letter, text in zip(LETTERS, question.choices, strict=False)]
         right = int(labels[row])
         numbers = (float(probs[row, best]), float(probs[row, right]))

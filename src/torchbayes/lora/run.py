@@ -27,8 +27,8 @@ from torchbayes.checks import as_file, check_flags, check_kind, optional
 from torchbayes.checksum import crc
 from torchbayes.driver.progress import Callback
 from torchbayes.lora.adapter import save, trained
-from torchbayes.lora.asked import Encoding
-from torchbayes.lora.base import load_base
+from torchbayes.lora.asked import Asked, Encoding
+from torchbayes.lora.base import load_base, open_base
 from torchbayes.lora.fingerprint import described, differences
 from torchbayes.lora.memory import explained
 from torchbayes.lora.methods import DEFAULT, METHODS, named
@@ -111,9 +111,9 @@ def fit(
     members = settings.members if "ensemble" in names else 1
     with begun(settings, home, resume=resume, trust=trust, members=members, methods=names) as setup:
         if callbacks is None:
-            for note in (words(setup), *setup.questions.notes):
+            for note in (words(setup), *setup.asked.questions.notes):
                 tell(f"  {note}")
-        posteriors = fitted(setup, setup.train, names, home=home, resume=resume, callbacks=callbacks)
+        posteriors = fitted(setup, setup.asked.train, names, home=home, resume=resume, callbacks=callbacks)
         if home is not None:
             for name, posterior in posteriors.items():
                 _keep(setup, name, posterior, home)
@@ -167,10 +167,11 @@ def load(directory: str | PathLike[str], *, base: str | None = None, trust: bool
         raise FileNotFoundError(f"{home} has no posterior yet. Finish the run: fit(…, resume=True), or --resume.")
     settings = Settings(**recorded["settings"])
     settings = settings if base is None else replace(settings, base=base)
-    loaded = load_base(settings, trust=trust)
+    opened = open_base(settings, trust=trust)
+    asked = Asked(settings, Encoding.of(opened.tokenizer, settings, recorded["classes"]))
+    loaded = load_base(opened, settings)
     _check_base(home, recorded, loaded.name, loaded.fingerprint)
-    encoding = Encoding.of(loaded.tokenizer, settings, recorded["classes"])
-    setup = Setup(settings, loaded, trained(loaded, str(home / finished[0] / ADAPTER)), encoding)
+    setup = Setup(settings, loaded, trained(loaded, str(home / finished[0] / ADAPTER)), asked)
     return Run(setup, {n: load_posterior(home / n / POSTERIOR, setup.model(n)) for n in finished}, home)
 
 
@@ -209,7 +210,7 @@ def _recorded(home: Path, settings: Settings, *, resume: bool) -> dict[str, Any]
 
 def _record(home: Path, setup: Setup, methods: Sequence[str]) -> None:
     entries = {"settings": asdict(setup.settings), "methods": methods, "base": setup.base.fingerprint}
-    write_described(home / CONFIG, {**entries, "classes": setup.encoding.classes, "files": _sums(setup.settings)})
+    write_described(home / CONFIG, {**entries, "classes": setup.asked.encoding.classes, "files": _sums(setup.settings)})
 
 
 def _sums(settings: Settings) -> dict[str, str]:

@@ -101,8 +101,8 @@ def label_of(name: str) -> str:
 def _judged(run: Run, posterior: Posterior) -> tuple[Evaluation, Scores | None]:
     settings = run.setup.settings
     source = source_of(posterior, settings.draws, seed=settings.seed)
-    evaluation = evaluate(source, run.setup.test, chunk_size=settings.chunk_size)
-    other = run.setup.other
+    evaluation = evaluate(source, run.setup.asked.test, chunk_size=settings.chunk_size)
+    other = run.setup.asked.other
     return evaluation, None if other is None else uncertainty(source, other, chunk_size=settings.chunk_size)
 
 
