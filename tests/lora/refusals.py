@@ -39,5 +39,5 @@ LORA = {
             "seed": SEED,
         },
     ),
-    "lora.Sizes": Case(lora.Sizes, dict, dict.fromkeys(("first", "count", "rounds"), COUNT)),
+    "lora.Sizes": Case(lora.Sizes, dict, dict.fromkeys(("first", "acquire", "rounds"), COUNT)),
 }

@@ -13,7 +13,7 @@ from torchbayes.lora.asked import read
 from torchbayes.lora.setup import Setup
 
 pytestmark = MARKS
-SIZES = lora.Sizes(first=6, count=5, rounds=1)
+SIZES = lora.Sizes(first=6, acquire=5, rounds=1)
 
 
 def test_rounds(folder: Path, tmp_path: Path):
@@ -57,7 +57,7 @@ def _only(asked: lora.Settings, home: Path, places: list[int]) -> lora.Settings:
 
 
 def test_the_pool_may_be_taken_as_a_whole(folder: Path):
-    sizes = lora.Sizes(first=40, count=7, rounds=9)
+    sizes = lora.Sizes(first=40, acquire=7, rounds=9)
     study = lora.acquire(settings(folder, epochs=1), "blob", sizes=sizes, callbacks=())
     assert [each.questions for each in study.rounds] == [40, 47, 48] * 2
     assert isinstance(study.setup, Setup)

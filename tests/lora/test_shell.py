@@ -56,8 +56,10 @@ def test_fit_resume_and_predict(
 
 def test_rounds(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     unpainted(monkeypatch)
-    sizes = ["--acquire", "6", "--first", "6", "--rounds", "1", "--directory", str(tmp_path / "run")]
-    assert main(["lora", str(folder / "base"), *files(folder), *OPTIONS, *sizes, "--method", "blob"]) == 0
+    asked = {"base": str(folder / "base"), "data": str(folder / "train.jsonl"), "method": ["blob"]}
+    (tmp_path / "asked.yaml").write_text(json.dumps({**asked, "acquire": 6, "first": 6, "rounds": 1}), encoding="utf-8")
+    asking = ["lora", "--config", str(tmp_path / "asked.yaml"), *OPTIONS, "--directory", str(tmp_path / "run")]
+    assert main(asking) == 0
     out = capsys.readouterr().out
     assert "accuracy, BALD" in out
     assert (tmp_path / "run" / "rounds.html").is_file()

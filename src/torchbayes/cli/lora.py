@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchbayes.catalogue.config import read_config
 from torchbayes.cli.options import Parser, add_directory, made_of, new_parser, parse
 from torchbayes.cli.terminal import print_table, resumable, say
 from torchbayes.native.process import short_path
@@ -23,6 +24,8 @@ def lora(argv: list[str]) -> None:
     """Fit a posterior over an adapter of a language model that answers questions; predict, or ask for labels."""
     recorded = _recorded(argv)
     chosen = parse(_parser(recorded), argv)
+    for path in chosen["config"] or ():  # which fills options, and not what is named by its place
+        chosen["base"] = chosen["base"] or read_config(Path(str(path))).get("base")
     if chosen["acquire"] is not None:
         _acquire(chosen)
         return

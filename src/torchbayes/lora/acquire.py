@@ -46,17 +46,17 @@ class Sizes:
 
     Attributes:
         first: at the start, the same for both ways.
-        count: in a round.
+        acquire: in a round.
         rounds: after the first one; fewer if the pool is empty before.
     """
 
     first: int = 10
-    count: int = 10
+    acquire: int = 10
     rounds: int = 10
 
     def __post_init__(self) -> None:
         plain(self)
-        check_counts(first=self.first, count=self.count, rounds=self.rounds)
+        check_counts(first=self.first, acquire=self.acquire, rounds=self.rounds)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def acquire(
     _check_pool(settings, sizes)
     members = settings.members if name == "ensemble" else 1
     with begun(settings, home, resume=resume, trust=trust, members=members) as setup:
-        _check_same(home, first=sizes.first, count=sizes.count, method=name)
+        _check_same(home, first=sizes.first, acquire=sizes.acquire, method=name)
         ways = [_Way(setup, name, way, sizes, home, callbacks) for way in WAYS]
         rounds = [each for way in ways for each in way.run(resume=resume)]
     return Study(setup, name, rounds, home)
@@ -147,10 +147,10 @@ def acquire(
 def _check_pool(settings: Settings, sizes: Sizes) -> None:
     """Raise ValueError if the training questions are too few for one round."""
     pool = len(read(settings).train)
-    if pool < sizes.first + sizes.count:
+    if pool < sizes.first + sizes.acquire:
         raise ValueError(
-            f"the pool has {pool} questions, fewer than the {sizes.first} at the start and {sizes.count} of a round. "
-            f"Give more, or lower `first` or `count`."
+            f"the pool has {pool} questions, fewer than the {sizes.first} at the start and {sizes.acquire} of a round. "
+            f"Give more, or lower `first` or `acquire`."
         )
 
 
@@ -187,7 +187,7 @@ class _Way:
         size, done = len(self.setup.asked.questions.train), list[Round]()
         known = self._shuffled(Purpose.FIRST_QUESTIONS, size)[: self.sizes.first]
         for number in range(self.sizes.rounds + 1):
-            count = min(self.sizes.count, size - len(known)) if number < self.sizes.rounds else 0
+            count = min(self.sizes.acquire, size - len(known)) if number < self.sizes.rounds else 0
             if self.callbacks is None:
                 tell(f"round {number}, {self.way}: {len(known)} questions")
             done.append(self._round(number, known, count, resume=resume))

@@ -54,8 +54,8 @@ class Opened(NamedTuple):
 def open_base(settings: Settings, *, trust: bool = False) -> Opened:
     """Read configuration and tokenizer of a base.
 
-    Raises FileNotFoundError for no folder, ValueError for one that is no base or has no tokenizer, and ImportError where
-    a library is missing.
+    Raises FileNotFoundError for no folder, ValueError for one that is no base or has no tokenizer, and ImportError
+    where a library is missing.
     """
     check_libraries()
     import transformers

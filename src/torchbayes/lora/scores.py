@@ -89,7 +89,8 @@ def score(run: Run) -> dict[str, Score]:
     further = {name: _further(*pair, seed=seed) for name, pair in pairs.items()}
     fitted = {name: pair[0] for name, pair in pairs.items() if name != BASE}
     sure = certainties(fitted, seed=seed, further={name: further[name] for name in fitted})
-    sure |= certainties({BASE: pairs[BASE][0]}, seed=seed, further={BASE: further[BASE]})
+    alone = certainties({BASE: pairs[BASE][0]}, seed=seed, further={BASE: further[BASE]})
+    sure |= {BASE: Certainty(alone[BASE].intervals)}  # it is no method, and takes part in no contest
     return {name: Score(label_of(name), *pair, sure[name]) for name, pair in pairs.items()}
 
 

@@ -87,14 +87,14 @@ def words(setup: Setup) -> str:
     """Return in sentences what is adapted, on which layers, under which prior, and for how long."""
     settings, config = setup.settings, setup.network.peft_config["default"]
     targets = config.target_modules
-    layers = ", ".join(sorted(targets)) if isinstance(targets, set | list | tuple) else str(targets)
+    leaves = {name.rpartition(".")[2] for name in ([targets] if isinstance(targets, str) else targets)}
     size, questions = setup.model("map").layout.size, setup.asked.questions
     length = settings.length(len(questions.train))
     source = f"the adapter in {settings.adapter}" if settings.adapter else "a LoRA"
     return (
-        f"{setup.base.name} with {source} of rank {config.r} and α = {config.lora_alpha:g} on {layers}: {size:,} "
-        f"weights. {len(questions.train):,} questions to learn from and {len(questions.test):,} for the numbers. "
-        f"Training: {length.epochs} epochs, {length.steps:,} steps of {settings.batch_size} questions, learning rate "
-        f"{length.lr:.2g}. Prior: normal factors, by which each output of a layer moves by {settings.prior:g} "
+        f"{setup.base.name} with {source} of rank {config.r} and α = {config.lora_alpha:g} on "
+        f"{', '.join(sorted(leaves))}: {size:,} weights. {len(questions.train):,} questions to learn from and {len(questions.test):,} for the numbers. "
+        f"Training: {length.steps:,} steps of {settings.batch_size} questions, learning rate {length.lr:.2g}; epochs: "
+        f"{length.epochs}. Prior: normal factors, by which each output of a layer moves by {settings.prior:g} "
         f"(standard deviation) where its inputs are of size 1."
     )
