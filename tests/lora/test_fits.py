@@ -43,7 +43,7 @@ def test_numbers_are_those_of_the_average_by_hand(every: lora.Run, scores: dict[
     assert_close(found["accuracy"], right.mean())
     assert_close(found["brier"], (probs - torch.nn.functional.one_hot(labels, 3)).square().sum(-1).mean(), rtol=1e-5)
     surest = entropy.sort().values[math.ceil(KEPT * 30) - 1]
-    assert_close(found["kept"], right[entropy <= surest].mean())
+    assert_close(found["selective_accuracy"], right[entropy <= surest].mean())
     others = tb.uncertainty(source, every.setup.asked.other).entropy
     assert_close(found["auroc"], roc_auc_score([0] * 30 + [1] * 20, torch.cat([entropy, others.double()])), rtol=1e-6)
     low, high = scores[method].certainty.intervals["nll"]

@@ -31,7 +31,7 @@ class Questions(NamedTuple):
     @property
     def classes(self) -> int:
         """K, as many as any question has choices."""
-        return max(len(question.choices) for part in self for question in part)
+        return max(len(question.choices) for group in self for question in group)
 
     @property
     def notes(self) -> list[str]:

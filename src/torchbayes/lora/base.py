@@ -133,7 +133,7 @@ def _is_folder(name: str) -> bool:
 
 
 @contextmanager
-def _reading(name: str, what: str, *, trust: bool, advice: str = "") -> Iterator[None]:
+def _reading(name: str, kind: str, *, trust: bool, advice: str = "") -> Iterator[None]:
     """Turn what Hugging Face raises while it reads a base into one sentence of this library, a ValueError."""
     try:
         yield
@@ -147,6 +147,6 @@ def _reading(name: str, what: str, *, trust: bool, advice: str = "") -> Iterator
                 f"--trust (`trust=True`)."
             ) from error
         raise ValueError(
-            f"no {what} can be read from the base {name}. {advice}{' ' if advice else ''}"
+            f"no {kind} can be read from the base {name}. {advice}{' ' if advice else ''}"
             f"({type(error).__name__}: {said[:_LONGEST].rstrip('. ')}.)"
         ) from error

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes.adapters import load_draw
+from torchbayes.catalogue.problem import place_of
 from torchbayes.checks import as_file, check_flags, check_kind, optional
 from torchbayes.checksum import crc
 from torchbayes.driver.progress import Callback
@@ -132,14 +133,18 @@ def begun(
 ) -> Iterator[Setup]:
     """Load a run, and lock and describe its directory, or check that it holds the same one. Errors are as of `fit`."""
     recorded = None if home is None else _recorded(home, settings, resume=resume)
-    setup = Setup.load(settings, trust=trust, members=members)
-    if recorded is not None:
-        _check_base(home, recorded, setup.base.name, setup.base.fingerprint)
-    with nullcontext() if home is None else Locked(home), explained(settings, str(setup.model(MODE).network.device)):
-        if home is not None:
+    with explained(settings, place_of(settings.device)):
+        setup = Setup.load(settings, trust=trust, members=members)
+        if home is None:
+            yield setup
+            return
+        if recorded is not None:
+            _check_base(home, recorded, setup.base.name, setup.base.fingerprint)
+        with Locked(home):
+            recorded = _recorded(home, settings, resume=resume)  # another process may have begun a run since
             before = [] if recorded is None else recorded["methods"]
             _record(home, setup, [*dict.fromkeys([*before, *methods])])
-        yield setup
+            yield setup
 
 
 def load(directory: str | PathLike[str], *, base: str | None = None, trust: bool = False) -> Run:
@@ -219,7 +224,7 @@ def _sums(settings: Settings) -> dict[str, str]:
     return {name: crc(as_file(path).read_bytes()) for name, path in paths.items() if path is not None}
 
 
-def _check_base(home: Path | None, recorded: Mapping[str, Any], name: str, now: Mapping[str, Any]) -> None:
+def _check_base(home: Path, recorded: Mapping[str, Any], name: str, now: Mapping[str, Any]) -> None:
     clauses = differences(recorded["base"], now)
     if clauses:
         raise ValueError(
@@ -242,7 +247,7 @@ def fitted(
     given = setup.settings.adapter is not None
     posteriors: dict[str, Posterior] = {}
 
-    def fit_one(name: str, start: Any) -> Posterior:
+    def fit_named(name: str, start: Any) -> Posterior:
         if callbacks is None:
             tell(f"fitting: {METHODS[name].label}")
         return fit_posterior(
@@ -257,20 +262,20 @@ def fitted(
         )
 
     if MODE in names or any(METHODS[name].around for name in names):
-        posteriors[MODE] = _mode(setup, fit_one, home)
+        posteriors[MODE] = _mode(setup, fit_named, home)
     for name in names:
         if name not in posteriors:
             begin = setup.model(name).given_weights() if given and name != "ensemble" else None
-            posteriors[name] = fit_one(name, posteriors[MODE] if METHODS[name].around else begin)
+            posteriors[name] = fit_named(name, posteriors[MODE] if METHODS[name].around else begin)
     return posteriors
 
 
-def _mode(setup: Setup, fit_one: Callable[[str, Any], Posterior], home: Path | None) -> Posterior:
+def _mode(setup: Setup, fit_named: Callable[[str, Any], Posterior], home: Path | None) -> Posterior:
     """Return the adapter at which methods begin: the one that is given, or one that MAP trains."""
     model, settings = setup.model(MODE), setup.settings
     begin = None if settings.adapter is None else model.given_weights()
     if begin is None or settings.refine:
-        return fit_one(MODE, begin)
+        return fit_named(MODE, begin)
     point = Point(model, begin.unsqueeze(0))
     if home is not None:
         point.save(folder_in(home, MODE) / POSTERIOR)

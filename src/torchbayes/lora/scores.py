@@ -30,7 +30,7 @@ _COLUMNS = {
     "nll": ("NLL", ".3f", "low"),
     "ece": ("ECE", ".3f", "low"),
     "brier": ("Brier", ".3f", "low"),
-    "kept": (f"accuracy, surest {KEPT:.0%}".replace("%", " %"), ".1%", "high"),
+    "selective_accuracy": (f"accuracy, surest {KEPT:.0%}".replace("%", " %"), ".1%", "high"),
     "auroc": ("AUROC", ".3f", "high"),
 }
 
@@ -111,10 +111,10 @@ def _values(evaluation: Evaluation, other: Scores | None) -> dict[str, float]:
     values = {name: value for name, value in evaluation.metrics.items() if name != "ece_mass"}
     assert evaluation.scores is not None
     selection = measures.selective_accuracy(right_of(evaluation), evaluation.scores.entropy.double())
-    values["kept"] = float(selection.accuracy[int((selection.kept >= KEPT - 1e-9).nonzero()[0])])
+    values["selective_accuracy"] = float(selection.accuracy[int((selection.kept >= KEPT - 1e-9).nonzero()[0])])
     if other is not None:
-        found = detection(evaluation.scores, other)
-        values |= {"auroc": found["auroc_entropy"]} if "auroc_entropy" in found else {}
+        areas = detection(evaluation.scores, other)
+        values |= {"auroc": areas["auroc_entropy"]} if "auroc_entropy" in areas else {}
     return values
 
 

@@ -91,10 +91,11 @@ def words(setup: Setup) -> str:
     size, questions = setup.model("map").layout.size, setup.asked.questions
     length = settings.length(len(questions.train))
     source = f"the adapter in {settings.adapter}" if settings.adapter else "a LoRA"
-    return (
-        f"{setup.base.name} with {source} of rank {config.r} and α = {config.lora_alpha:g} on "
-        f"{', '.join(sorted(leaves))}: {size:,} weights. {len(questions.train):,} questions to learn from and {len(questions.test):,} for the numbers. "
-        f"Training: {length.steps:,} steps of {settings.batch_size} questions, learning rate {length.lr:.2g}; epochs: "
-        f"{length.epochs}. Prior: normal factors, by which each output of a layer moves by {settings.prior:g} "
-        f"(standard deviation) where its inputs are of size 1."
-    )
+    return " ".join([
+        f"{setup.base.name} with {source} of rank {config.r} and α = {config.lora_alpha:g} on",
+        f"{', '.join(sorted(leaves))}: {size:,} weights.",
+        f"{len(questions.train):,} questions to learn from and {len(questions.test):,} for the numbers.",
+        f"Training: {length.steps:,} steps of {settings.batch_size} questions, learning rate {length.lr:.2g};",
+        f"epochs: {length.epochs}. Prior: normal factors, by which each output of a layer moves by {settings.prior:g}",
+        "(standard deviation) where its inputs are of size 1.",
+    ])
