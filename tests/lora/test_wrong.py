@@ -80,7 +80,9 @@ def test_an_adapter_is_no_base_and_a_base_no_adapter(here: Path):
     ("made", "message"),
     [
         ({"use_dora": True}, "it is a DoRA"),
-        ({"kind": "IA3"}, "of the kind IA3"),
+        ({"peft_type": "IA3"}, "of the kind IA3"),
+        ({"megatron_config": {"x": 1}, "megatron_core": "antigravity"}, "names code, `megatron_core`"),
+        ({"init_lora_weights": "pissa"}, "began as pissa, which changes the weights of the base"),
         ({"pickled": True}, "only adapter_model.bin, a pickle"),
         ({"base": "qwen3"}, "does not belong to the base .*It was trained on"),
         ({"width": True}, r"has shape \(2, 8\), not \(2, 6\)"),
@@ -90,8 +92,8 @@ def test_an_adapter_that_does_not_fit(here: Path, made: dict[str, Any], message:
     dora = {"use_dora": True} if "use_dora" in made else {}
     adapted(made.get("base", "llama"), **dora).save_pretrained(here / "adapter", save_embedding_layers=False)
     config = here / "adapter" / "adapter_config.json"
-    if "kind" in made:
-        config.write_text(json.dumps({**json.loads(config.read_text()), "peft_type": made["kind"]}))
+    entries = {name: value for name, value in made.items() if name not in {"use_dora", "pickled", "base", "width"}}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **entries}))
     if "pickled" in made:
         (here / "adapter" / "adapter_model.safetensors").rename(here / "adapter" / "adapter_model.bin")
     if "width" in made:

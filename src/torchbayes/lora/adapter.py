@@ -21,6 +21,7 @@ from torchbayes.networks.adapters import ScaledRows
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _QUERIES_VALUES = ("q_proj", "v_proj")
 _ALL = "all-linear"
+_STARTS = ("gaussian", "eva")  # of a LoRA, which leave the base as it is
 
 
 def fresh(base: Base, settings: Settings) -> Any:
@@ -112,6 +113,13 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     if kind != "LORA" or config.get("use_dora"):
         said = "a DoRA, whose magnitudes have no normal prior around 0" if kind == "LORA" else f"of the kind {kind}"
         raise ValueError(f"the adapter in {folder} must be a LoRA; it is {said}. Train one by peft.LoraConfig(…).")
+    if config.get("megatron_config"):  # with which PEFT imports a module that the file names
+        raise ValueError(f"{folder / CONFIG} names code, `megatron_core`, which is not run. Train a plain LoRA.")
+    if isinstance(start := config.get("init_lora_weights"), str) and start not in _STARTS:
+        raise ValueError(
+            f"the adapter in {folder} began as {start}, which changes the weights of the base. Convert it to a plain "
+            f"LoRA by PEFT (`path_initial_model_for_weight_conversion`)."
+        )
     if not (folder / WEIGHTS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
         had = "only adapter_model.bin, a pickle, which can run code" if pickled else "none"

@@ -83,8 +83,9 @@ def _pictures(run: Run, scores: Mapping[str, Score]) -> dict[str, Picture]:
 
 
 def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
-    """Return the test questions that the first method of a run is least sure about."""
-    score = next(iter(scores.values()))
+    """Return the test questions that the first method of a run whose draws differ is least sure about."""
+    drawn = [name for name in run.posteriors if METHODS[name].drawn]
+    score = scores[drawn[0] if drawn else next(iter(scores))]
     known, probs, labels = score.evaluation.scores, score.evaluation.probs, score.evaluation.labels
     assert known is not None
     assert probs is not None
