@@ -9,6 +9,7 @@ import torch
 import torchbayes as tb
 from tests.adapters.refusals import ADAPTERS
 from tests.conformal.refusals import CONFORMAL
+from tests.lora.refusals import LORA
 from tests.methods.adapters.adapted import Adapted
 from tests.refusals import things
 from tests.refusals.nonsense import (
@@ -755,4 +756,5 @@ ROOMS = {
     **CALIBRATION,
     **CONFORMAL,
     **ADAPTERS,
+    **LORA,
 }

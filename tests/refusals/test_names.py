@@ -9,7 +9,7 @@ from tests.refusals.pictures import PICTURES
 from tests.refusals.rooms import ROOMS
 from tests.refusals.settings import SETTINGS
 from tests.refusals.verbs import VERBS
-from torchbayes import adapters, data, diagnostics, evidence, geometry, metrics, networks, report, trainers
+from torchbayes import adapters, data, diagnostics, evidence, geometry, lora, metrics, networks, report, trainers
 from torchbayes import sklearn as estimators
 from torchbayes.report import figures
 
@@ -23,6 +23,7 @@ ROOMS_OF = {
     "diagnostics.": diagnostics,
     "evidence.": evidence,
     "geometry.": geometry,
+    "lora.": lora,
     "coresets.": tb.coresets,
     "calibration.": tb.calibration,
     "compression.": tb.compression,
@@ -70,14 +71,16 @@ RESULTS |= {
     "geometry.LearningCoefficient",
     "geometry.Spectrum",
 }
+RESULTS |= {"lora.Round", "lora.Run", "lora.Score", "lora.Study"}
 PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 # their own tests damage files
 FILES = {"adapters.read_questions", "load", "load_module", "calibration.load", "compression.load", "conformal.load"}
 ESTIMATORS = {"sklearn." + name for name in estimators.__all__}  # tests/sklearn: they check what they get in `fit`
+RUNS = {"lora." + name for name in ("acquire", "fit", "load", "predict", "score")}  # tests/lora: they need a base
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
-ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING | ESTIMATORS
+ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING | ESTIMATORS | RUNS
 
 
 def names():

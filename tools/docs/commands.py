@@ -25,6 +25,7 @@ from torchbayes.catalogue.methods import classes
 from torchbayes.catalogue.problem import Problem
 from torchbayes.cli import commands, judge, options
 from torchbayes.cli import compare as comparing
+from torchbayes.cli import lora as adapting
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import Schedule, StepSchedule
 
@@ -148,7 +149,7 @@ def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
     def stop(parser: Any, arguments: list[str]) -> Any:
         raise _Seen(then(parser, arguments))
 
-    rooms = (commands, comparing, judge)
+    rooms = (commands, comparing, judge, adapting)
     with ExitStack() as stack:
         for room in rooms:
             stack.enter_context(patch.object(room, "parse", stop))

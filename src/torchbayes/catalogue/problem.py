@@ -139,18 +139,7 @@ class Problem:
     @property
     def place(self) -> str:
         """The device, with "auto" resolved. Raises ValueError if PyTorch cannot use it here."""
-        if self.device == "auto":
-            return "cuda" if torch.cuda.is_available() else "cpu"
-        here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-        match = _DEVICE.fullmatch(self.device)
-        if match is None:
-            raise ValueError(f"`device` must be auto, cpu, cuda, cuda:NUMBER or mps; got {seen(self.device)}.")
-        if int(match["number"] or 0) >= here[match["kind"] or "cuda"]:
-            raise ValueError(
-                f"`device` is {self.device!r}, which PyTorch {torch.__version__} does not find here. Use auto, or "
-                f"install a PyTorch that supports it."
-            )
-        return match["kind"] or self.device
+        return place_of(self.device)
 
     def load(self) -> Data:
         """Load the data."""
@@ -180,6 +169,22 @@ class Problem:
             models.build_prior(self.prior, self.prior_settings, self.prior_scale),
             temperature=self.temperature,
         )
+
+
+def place_of(device: str) -> str:
+    """Return a device by its name, with "auto" resolved. Raises ValueError if PyTorch cannot use it here."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    match = _DEVICE.fullmatch(device)
+    if match is None:
+        raise ValueError(f"`device` must be auto, cpu, cuda, cuda:NUMBER or mps; got {seen(device)}.")
+    if int(match["number"] or 0) >= here[match["kind"] or "cuda"]:
+        raise ValueError(
+            f"`device` is {device!r}, which PyTorch {torch.__version__} does not find here. Use auto, or install a "
+            f"PyTorch that supports it."
+        )
+    return match["kind"] or device
 
 
 def _check_outputs(name: str, model: Model, data: Data) -> None:

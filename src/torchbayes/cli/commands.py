@@ -23,6 +23,7 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import nearest
 from torchbayes.cli.compare import compare, evidence
 from torchbayes.cli.judge import evaluate, predict, report, tune
+from torchbayes.cli.lora import lora
 from torchbayes.cli.options import (
     add_directory,
     add_problem,
@@ -300,6 +301,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evidence": evidence,
     "diagnose": diagnose,
     "report": report,
+    "lora": lora,
     "reproduce": reproduce,
     "list": list_,
 }

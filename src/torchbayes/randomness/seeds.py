@@ -183,6 +183,11 @@ class Purpose(enum.IntEnum):
     # sequences of tasks
     TASK = 200  # seeds of the fits after the first
     CORESET = 201  # rows set aside
+    # adapters of language models
+    QUESTIONS = 220  # held out for the numbers
+    FIRST_QUESTIONS = 221  # that active learning begins with
+    POOL = 222  # of which a round scores some
+    RANDOM_QUESTIONS = 223  # taken at random, to compare with
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

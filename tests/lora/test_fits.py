@@ -1,0 +1,174 @@
+"""Fits of all methods on one adapter: what they share, what is saved, and their numbers against direct ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+import torchbayes as tb
+from tests.adapters.tiny import adapted
+from tests.lora.made import MARKS, settings
+from tests.oracles import assert_close
+from torchbayes import lora
+from torchbayes.adapters import LastToken
+from torchbayes.lora.adapter import scales_of
+from torchbayes.lora.scores import BASE, KEPT, source_of
+
+pytestmark = MARKS
+
+
+@pytest.fixture(scope="module")
+def scores(every: lora.Run) -> dict[str, lora.Score]:
+    return lora.score(every)
+
+
+@pytest.mark.parametrize("method", [*lora.METHODS, BASE])
+def test_numbers_are_those_of_the_average_by_hand(every: lora.Run, scores: dict[str, lora.Score], method: str):
+    posterior = every.setup.without_adapter() if method == BASE else every.posteriors[method]
+    source = source_of(posterior, 10)
+    rows = every.setup.asked.encoding.inputs(every.setup.asked.questions.test)
+    probs, labels = tb.predict(source, rows).probs.double(), every.setup.asked.test["labels"]
+    known: Any = scores[method].evaluation.scores
+    entropy, found = known.entropy.double(), scores[method].metrics
+    assert_close(entropy, torch.special.entr(probs).sum(-1), rtol=1e-4, atol=1e-5)
+    right = (probs.argmax(-1) == labels).double()
+    assert_close(found["nll"], -probs[range(30), labels].log().mean(), rtol=1e-5)
+    assert_close(found["accuracy"], right.mean())
+    assert_close(found["brier"], (probs - torch.nn.functional.one_hot(labels, 3)).square().sum(-1).mean(), rtol=1e-5)
+    surest = entropy.sort().values[math.ceil(KEPT * 30) - 1]
+    assert_close(found["selective_accuracy"], right[entropy <= surest].mean())
+    others = tb.uncertainty(source, every.setup.asked.other).entropy
+    assert_close(found["auroc"], roc_auc_score([0] * 30 + [1] * 20, torch.cat([entropy, others.double()])), rtol=1e-6)
+    low, high = scores[method].certainty.intervals["nll"]
+    assert low <= found["nll"] <= high
+
+
+def test_adapters_learn_the_rule(scores: dict[str, lora.Score]):
+    assert scores[BASE].metrics["accuracy"] < 0.7
+    for method in ("map", "ensemble", "laplace", "tfb", "swag"):
+        assert scores[method].metrics["accuracy"] > 0.9, method
+
+
+def test_laplace_and_tfb_are_around_the_trained_adapter(every: lora.Run):
+    trained: Any = every.posteriors["map"]
+    laplace, tfb = (every.posteriors[name] for name in ("laplace", "tfb"))
+    assert_close(laplace.mean_MD, trained.weights_MD)  # type: ignore[attr-defined]
+    rows, model = every.setup.asked.encoding.inputs(every.setup.asked.questions.test), every.setup.model("map")
+    turned = tfb.mean_MD[0]  # type: ignore[attr-defined]  # another adapter of the same function
+    assert_close(model.network(turned, rows), model.network(trained.weights_MD[0], rows), rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_is_read_as_it_was_written(every: lora.Run, folder: Path):
+    loaded = lora.load(folder / "run")
+    rows = every.setup.asked.encoding.inputs(every.setup.asked.questions.test)
+    assert [*loaded.posteriors] == [*lora.METHODS]
+    for name, posterior in every.posteriors.items():
+        found, expected = (tb.predict(each, rows).probs for each in (loaded.posteriors[name], posterior))
+        assert_close(found, expected, rtol=1e-5)  # rounding of the sums of a copy
+
+
+@pytest.mark.parametrize("method", ["laplace", "scalabl", "sghmc"])
+def test_other_programs_read_the_mean_as_an_adapter_of_peft(every: lora.Run, folder: Path, method: str):
+    import peft
+    import transformers
+
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
+    network = peft.PeftModel.from_pretrained(base, folder / "run" / method / "adapter").eval()
+    rows = every.setup.asked.encoding.inputs(every.setup.asked.questions.test)
+    posterior: Any = every.posteriors[method]
+    weights_D = posterior.weights_MSD[0, -1] if method == "sghmc" else posterior.mean_MD[0]
+    with torch.no_grad():
+        found = LastToken(network, every.setup.asked.encoding.answers)(**rows)
+    assert_close(found, every.setup.model(method).network(weights_D, rows), rtol=1e-5, atol=1e-6)
+    assert not [*(folder / "run").rglob("*.bin")][1:]  # the draws of SGHMC alone, which are numbers
+
+
+class Stop(Exception):
+    """Ends a fit as a kill would."""
+
+
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(folder: Path, tmp_path: Path):
+    asked = settings(folder, epochs=3)
+    whole = lora.fit(asked, ["map", "blob"], callbacks=())
+
+    seen = list[int]()
+
+    def stop(event: tb.Event) -> None:
+        seen.append(event.epoch)
+        if len(seen) == 5:  # in the second epoch of the second fit
+            raise Stop
+
+    with pytest.raises(Stop):
+        lora.fit(asked, ["map", "blob"], directory=tmp_path, callbacks=[stop])
+    resumed = lora.fit(asked, ["map", "blob"], directory=tmp_path, resume=True, callbacks=())
+    for name in ("map", "blob"):
+        first, second = (run.posteriors[name].sample(2, seed=1) for run in (whole, resumed))
+        assert_close(first, second)
+
+
+def test_a_trained_adapter_is_taken_as_it_is_or_refined(every: lora.Run, folder: Path):
+    there = str(folder / "run" / "map" / "adapter")
+    taken: Any = lora.fit(settings(folder, adapter=there), "map", callbacks=()).posteriors["map"]
+    assert_close(taken.weights_MD, every.posteriors["map"].weights_MD)  # type: ignore[attr-defined]
+    refined = settings(folder, adapter=there, refine=True, epochs=1, lr=1e-3)
+    further: Any = lora.fit(refined, "map", callbacks=()).posteriors["map"]
+    distance = float((further.weights_MD - taken.weights_MD).norm() / taken.weights_MD.norm())
+    assert 0 < distance < 0.1
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_the_prior_moves_each_output_of_a_layer_as_far_as_it_is_asked_to(head: bool):
+    network = adapted("llama", head=head, lora_alpha=6)
+    reach, draws = 0.7, 20_000
+    scales = scales_of(network, reach)
+    assert len(scales) == (6 if head else 4)
+    layer = network.base_model.model.model.layers[0].self_attn.v_proj
+    first, second = (
+        scales[f"base_model.model.model.layers.0.self_attn.v_proj.lora_{each}.default.weight"] for each in "AB"
+    )
+    noise = torch.Generator().manual_seed(0)
+    a = first * torch.randn(draws, 2, 8, generator=noise, dtype=torch.float64)
+    b = second * torch.randn(draws, 4, 2, generator=noise, dtype=torch.float64)
+    moved = layer.scaling["default"] * (b @ a @ torch.ones(8, dtype=torch.float64))
+    assert_close(moved.square().mean(), reach**2, rtol=5 * (2 / (4 * draws)) ** 0.5 * 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "expected"),
+    [(1000, 4, (10, 2500, 1e-4 * 2**0.5)), (40_000, 8, (1, 5000, 1e-4)), (8, 4, (10, 20, 1e-3))],
+)
+def test_how_long_and_how_fast(rows: int, batch: int, expected: tuple[int, int, float]):
+    length = lora.Settings("base", "data", batch_size=batch).length(rows)
+    assert (length.epochs, length.steps) == expected[:2]
+    assert_close(length.lr, expected[2])
+
+
+def test_questions_are_held_out_where_there_is_no_test(folder: Path):
+    from torchbayes.lora.asked import read
+
+    asked = settings(folder, test=None, held_out=0.25)
+    first, again, other = (read(dataclasses.replace(asked, seed=seed)) for seed in (0, 0, 1))
+    lines = [question.line for question in (*first.train, *first.test)]
+    assert (len(first.test), sorted(lines)) == (12, [*range(1, 49)])  # type: ignore[type-var]
+    assert first == again != other
+
+
+def test_answers_to_questions(every: lora.Run, folder: Path):
+    said = lora.predict(every, folder / "other.jsonl", method="swag")
+    rows = every.setup.asked.encoding.inputs(every.setup.asked.questions.other)
+    probs_SBK = every.posteriors["swag"].functions(10)(rows).double().softmax(-1)
+    mean_BK: Tensor = probs_SBK.mean(0)
+    for place, each in enumerate(said):
+        kept = len(each["choices"])
+        assert_close(torch.tensor(each["probabilities"]).double(), mean_BK[place, :kept], rtol=1e-5, atol=1e-6)
+        assert each["answer"] == "ABC"[int(mean_BK[place].argmax())]
+    inner = torch.special.entr(probs_SBK).sum(-1).mean(0)
+    found = torch.tensor([each["mutual_information"] for each in said]).double()
+    assert_close(found, torch.special.entr(mean_BK).sum(-1) - inner, rtol=1e-3, atol=2e-6)
