@@ -70,8 +70,11 @@ def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Batc
     # Metropolis tests call on all the data, and need full precision.
     precision = full_precision(weights_MD.device) if evaluation.shared else nullcontext()
     with differentiable(), mode, precision:
-        parts = chunks(evaluation, backend.chunk_size)
-        values = [run(rows, Into(evaluation.gradient_MD, number > 0)) for number, rows in enumerate(parts)]
+        values = []
+        for number, rows in enumerate(chunks(evaluation, backend.chunk_size)):
+            below = evaluation.below
+            with below(number, rows.inputs, weights_MD[0]) if below else nullcontext():
+                values.append(run(rows, Into(evaluation.gradient_MD, number > 0)))
     return sum(values[1:], values[0])
 
 
