@@ -34,7 +34,7 @@ class Loop(Backend):
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         """Return the log likelihood of each member, and write its gradient; draws that are mixed share one graph."""
-        weights_MD, _, shared, buffers, seeds, scales, _, _, mixing = evaluation
+        weights_MD, _, shared, buffers, seeds, scales, _, _, mixing, _ = evaluation
         model, draws = self.model, mixing.draws if mixing else 1
 
         def one(weights: dict[str, Tensor], rows: Batch, m: int) -> Tensor:
@@ -87,4 +87,4 @@ class Loop(Backend):
             return torch.stack([first, *(drawn(chunk, s) for s in range(1, len(weights_SD)))])
 
         with dropping(network) if masks_S else nullcontext():
-            return in_chunks(self.model, functions, run)
+            return in_chunks(self.model, functions, run, passes=1 if masks_S else len(weights_SD))

@@ -109,7 +109,7 @@ def outputs(
     """
     chunk_size = max(chunk_size, batch_size(inputs)) if model.coupled else chunk_size
     functions = Functions(weights_SD, inputs, buffers_S, chunk_size, masks_S)
-    for backend in (Native, Vmap, Loop):
+    for backend in (*(each for each in BACKENDS if each is not Loop), Loop):
         results = backend(model).outputs(functions)
         if results is not None:
             return results

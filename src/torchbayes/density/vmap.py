@@ -54,8 +54,8 @@ class Vmap(Backend):
         vectorised, the result is None.
         """
         network, (weights_SD, inputs, buffers_S, chunk_size, masks_S) = self.model.network, functions
-        rows = min(batch_size(inputs), chunk_size)
-        if masks_S is not None or min(len(weights_SD), chunk_size // rows) < 2:
+        rows, draws = min(batch_size(inputs), chunk_size), len(weights_SD)
+        if masks_S is not None or min(draws, at_once := chunk_size // rows) < 2:
             return None
         if not reach_of(first_pass(self.model, functions)).together(rows):
             return None
@@ -65,8 +65,8 @@ class Vmap(Backend):
                 return network(self.model.split(weights_D)[0], chunk, buffers or None)
 
             parts = list[Tensor]()
-            for first in range(0, len(weights_SD), chunk_size // rows):
-                where = slice(first, first + chunk_size // rows)
+            for first in range(0, draws, at_once):
+                where = slice(first, first + at_once)
                 buffers = {name: buffer_S[where] for name, buffer_S in (buffers_S or {}).items()}
                 parts.append(vmap(drawn)(weights_SD[where], buffers))
                 if not first and not start:
@@ -75,7 +75,7 @@ class Vmap(Backend):
 
         try:
             with quiet_vmap():
-                return in_chunks(self.model, functions, run)
+                return in_chunks(self.model, functions, run, passes=-(-draws // at_once))
         except (RuntimeError, InputsError):  # no rule, or too little memory; the loop raises what is wrong with inputs
             return None
 

@@ -17,24 +17,23 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, taking
 
 
-def in_chunks(model: Model, functions: Functions, run: Callable[[Any, int], Tensor]) -> Tensor:
+def in_chunks(model: Model, functions: Functions, run: Callable[[Any, int], Tensor], *, passes: int) -> Tensor:
     """Return the outputs (S, B, K) of S networks, chunk by chunk.
 
-    `run` maps a chunk, and the number of its first row, to the outputs of all networks.
+    `run` maps a chunk, and the number of its first row, to the outputs of all networks, in some `passes`.
     """
     inputs, size = model.network.arrange(functions.inputs), functions.chunk_size
     rows, at, parts = batch_size(inputs), first_pass(model, functions), list[Tensor]()
     for start in range(0, rows, size):
         chunk = inputs if rows <= size else rows_of(inputs, slice(start, start + size))
-        with taking(chunk), _instead(at._replace(inputs=chunk), functions):
+        with taking(chunk), _instead(at._replace(inputs=chunk), passes):
             parts.append(run(chunk, start))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _instead(at: Pass, functions: Functions) -> AbstractContextManager[None]:
+def _instead(at: Pass, passes: int) -> AbstractContextManager[None]:
     """Return a context in which passes over the rows of `at` do not run the body of the network."""
-    draws, rows = len(functions.weights_SD), batch_size(at.inputs)
-    if functions.masks_S is not None or draws < 2 or not reach_of(at).pays(draws, rows):
+    if passes < 2 or not reach_of(at).pays(passes, batch_size(at.inputs)):
         return nullcontext()
     body = record(at)
     return body.instead(at.model.network) if body else nullcontext()

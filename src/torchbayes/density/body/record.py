@@ -40,7 +40,7 @@ class Reach(NamedTuple):
 
     body: float = 0.0  # the share of a pass that they do not reach, from 0 to 1
     nbytes: float = 0.0  # of its recorded outputs, for each row
-    positions: float = math.inf  # of a row that go through the constants above it
+    positions: float = math.inf  # of a row that go through a constant, on average
 
     def pays(self, passes: int, rows: int = 1) -> bool:
         """Return whether recording the body pays for some passes over the same rows, and fits in the budget.
@@ -91,7 +91,7 @@ class Body(NamedTuple):
     outputs: dict[str, list[Any]]  # those of each call of a module in turn, by its name
     nbytes: int
     share: float  # of the pass, from 0 to 1
-    positions: float  # that go through the constants above it
+    positions: float  # that go through a constant, on average
 
     def instead(self, network: Network) -> AbstractContextManager[None]:
         """Return a context in which this thread's passes over the same rows do not run the body."""
@@ -193,7 +193,7 @@ def _body(watch: Watch) -> Body:
     done = sum(call.work for call in watch.calls if call.leaves is not None)
     read = sum(watch.weights.values())
     nbytes = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept.values()}.values())
-    return Body(outputs, nbytes, done / max(watch.root.work, 1.0), watch.dependent / (2 * read) if read else math.inf)
+    return Body(outputs, nbytes, done / max(watch.root.work, 1.0), watch.root.work / (2 * read) if read else math.inf)
 
 
 def _value(leaf: Leaf | Other, watch: Watch, kept: dict[Leaf, Tensor]) -> Any:

@@ -83,8 +83,7 @@ class Watch(DispatchMode):
         calls: the calls of modules in the order in which they began, without those inside recorded calls.
         root: what happened outside of recorded calls, and the work of the whole pass.
         escaped: whether a number that depends on these tensors has left PyTorch.
-        dependent: multiplications and elements computed that depend on these tensors.
-        weights: elements of the constants that are multiplied by what depends on these tensors, by number of memory.
+        weights: elements of the constants in products, by number of memory.
     """
 
     def __init__(self, sources: Sequence[Tensor], constants: Sequence[Tensor], *, most: float, strict: bool) -> None:
@@ -95,7 +94,6 @@ class Watch(DispatchMode):
         """
         super().__init__()
         self.calls, self.escaped, self.full = list[Call](), False, False
-        self.dependent = 0.0
         self.weights = dict[int, int]()
         self._numbers, self._made, self._given = WeakIdKeyDictionary(), 0, 0
         self.root = Frame(-1, 1)
@@ -168,13 +166,12 @@ class Watch(DispatchMode):
         for tensor in made:
             self._reach(self._number(tensor, made=True), reached)
         work = _flops(func, args, kwargs, result=result)
-        frame.work += (every := work or sum(tensor.numel() for tensor in made))
+        frame.work += work or sum(tensor.numel() for tensor in made)
+        if work:
+            given_at = zip(numbers, given, strict=True)
+            self.weights.update({n: t.numel() for n, t in given_at if n is not None and n in self._constants})
         if reached:
-            self.dependent += every
             self.escaped |= (result is not None and not made) or self._chooses_size(func, given)
-            if work:
-                kept = zip(numbers, given, strict=True)
-                self.weights.update({n: t.numel() for n, t in kept if n is not None and n in self._constants})
         return result
 
     def _reach(self, number: int | None, reached: bool) -> None:
@@ -208,7 +205,7 @@ class Watch(DispatchMode):
         outer.written |= frame.written
         leaves, tree = pytree.tree_flatten(outputs)
         known = [self._leaf(leaf) for leaf in leaves]
-        if not outside and None not in known:
+        if frame.work and not outside and None not in known:  # without work, running it costs nothing
             del self.calls[frame.place + 1 :]
             call.leaves, call.tree, call.work = [leaf for leaf in known if leaf is not None], tree, frame.work
             numbers = {leaf.number for leaf in call.leaves if isinstance(leaf, Leaf)}
