@@ -42,8 +42,9 @@ def _instead(at: Pass, passes: int) -> AbstractContextManager[None]:
 def first_pass(model: Model, functions: Functions) -> Pass:
     """Return the pass of the first draw over all rows."""
     views = {name: view[0] for name, view in model.split(functions.weights_SD)[0].items()}
-    differing = _differing(model.network.buffers, functions.buffers_S or {})
-    buffers = {name: buffer_S[0] for name, buffer_S in (functions.buffers_S or {}).items()} if differing else None
+    network, buffers_S = model.network, functions.buffers_S or {}
+    differing = _differing(network.buffers, buffers_S) if network.constants else frozenset()
+    buffers = {name: buffer_S[0] for name, buffer_S in buffers_S.items()} if differing else None
     return Pass(model, views, functions.inputs, buffers, differing)
 
 

@@ -77,8 +77,8 @@ class Pass(NamedTuple):
     def elsewhere(self) -> Pass:
         """Return the pass at weights near these, none of which is 0."""
         views = {}
-        for name, view in self.views.items():
-            source = torch.Generator(view.device).manual_seed(len(views))
+        for number, (name, view) in enumerate(self.views.items()):
+            source = torch.Generator(view.device).manual_seed(number)
             noise = torch.randn(view.shape, generator=source, dtype=view.dtype, device=view.device)
             centre = view.detach().nan_to_num()
             views[name] = centre + noise * (0.1 * centre.abs() + 0.01)
@@ -115,7 +115,7 @@ def _replaying(outputs: list[Any], forward: Forward) -> Forward:
 def reach_of(at: Pass) -> Reach:
     """Return how far the random weights of a network reach, found out once, on one row."""
     network, known = at.model.network, _REACHES.setdefault(at.model.network, {})
-    if not network.constants or network.module.training:
+    if not network.constants or network.module.training or torch.compiler.is_compiling():
         return Reach()
     if at.differing not in known:
         at = at if at.model.coupled else at._replace(inputs=rows_of(at.inputs, slice(0, 1)))
@@ -158,13 +158,15 @@ def _watched(at: Pass, *, most: float, strict: bool) -> tuple[Watch | None, Tens
     random = random_ids(network.module, network.layout)
     whole = {name: part for name, part in network.module.named_modules() if name and _is_whole(part, random)}
     sources = [*at.views.values(), *((at.buffers or {})[name] for name in at.differing)]
-    watch = Watch(sources, [*network.constants.values()], most=most, strict=strict)
+    mask, buffers = network.mask, [*network.module.buffers(), *network.buffers.values(), *(at.buffers or {}).values()]
+    known = [*buffers, *tensors_of(at.inputs), *mask.indices.values(), *mask.tensors.values()]
+    watch = Watch(sources, [*network.constants.values()], known=known, most=most, strict=strict)
     before = {name: dict(vars(part)) for name, part in whole.items()}
     with watching(watch, whole):
         outputs = at.run()
         watch.use(outputs)
-    known = effects is not None and not (effects.written or effects.draws)
-    once = known and not network.held.recomputes(training=False)
+    pure = effects is not None and not (effects.written or effects.draws)
+    once = pure and not network.held.recomputes(training=False)
     stateless = all(_same(before[name], vars(part)) for name, part in whole.items())
     return (watch if once and stateless and watch.sound() else None), outputs
 

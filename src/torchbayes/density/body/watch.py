@@ -27,6 +27,7 @@ from torchbayes.randomness.generators import DispatchMode
 _LEAVING = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__}
 _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default}
 _MASKS = (torch.bool, torch.uint8)
+_LITERAL = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default}  # of `torch.tensor(...)`
 Forward = Callable[..., Any]
 
 
@@ -86,8 +87,16 @@ class Watch(DispatchMode):
         weights: elements of the constants in products, by number of memory.
     """
 
-    def __init__(self, sources: Sequence[Tensor], constants: Sequence[Tensor], *, most: float, strict: bool) -> None:
-        """Watch what depends on `sources`.
+    def __init__(
+        self,
+        sources: Sequence[Tensor],
+        constants: Sequence[Tensor],
+        *,
+        known: Sequence[Tensor],
+        most: float,
+        strict: bool,
+    ) -> None:
+        """Watch what depends on `sources`; `constants` and `known` are the other tensors that there are before a pass.
 
         At most `most` bytes of used outputs are kept; with more, `full` is set. With `strict`, calls whose outputs hold
         other things than tensors are not recorded.
@@ -101,6 +110,8 @@ class Watch(DispatchMode):
         self._writes, self._most, self._strict = dict[int, int](), most, strict
         self._reached = {number for tensor in sources if (number := self._number(tensor)) is not None}
         self._constants = {number for tensor in constants if (number := self._number(tensor)) is not None}
+        for tensor in known:
+            self._number(tensor)
 
     def sound(self) -> bool:
         """Return whether recorded outputs may take the place of their calls.
@@ -121,6 +132,11 @@ class Watch(DispatchMode):
             self._made, self._given = self._made + made, self._given - (not made)
             self._numbers[storage] = number = self._made if made else self._given
         return number
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        """Return whether a tensor was made by no operation that was seen, as compiled functions make theirs."""
+        before = self._given
+        return self._number(tensor) is not None and self._given < before
 
     def depends(self, tensor: Tensor) -> bool:
         """Return whether a tensor depends on the sources."""
@@ -148,6 +164,7 @@ class Watch(DispatchMode):
         """Return an operation's result, and note what it reads, writes and makes."""
         kwargs, frame = kwargs or {}, self._frames[-1]
         given = _tensors((args, kwargs))
+        self.escaped |= func not in _LITERAL and any(tensor.ndim and self._is_new(tensor) for tensor in given)
         numbers = [self._number(tensor) for tensor in given]
         reached = not self._reached.isdisjoint(numbers)
         for tensor in given:
@@ -171,19 +188,13 @@ class Watch(DispatchMode):
             given_at = zip(numbers, given, strict=True)
             self.weights.update({n: t.numel() for n, t in given_at if n is not None and n in self._constants})
         if reached:
-            self.escaped |= (result is not None and not made) or self._chooses_size(func, given)
+            self.escaped |= (result is not None and not made) or _chooses_size(self, func, given)
         return result
 
     def _reach(self, number: int | None, reached: bool) -> None:
         if reached:
             self.escaped |= number is None
             self._reached.add(number or 0)
-
-    def _chooses_size(self, func: Any, given: Sequence[Tensor]) -> bool:
-        """Return whether the size of a result depends on numbers that depend on the sources."""
-        masks = [t for t in given if t.dtype in _MASKS] if func in _INDEXING else given
-        dynamic = torch.Tag.dynamic_output_shape in func.tags or func in _INDEXING
-        return dynamic and any(map(self.depends, masks))
 
     def run(self, name: str, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a module without random weights, and record them if they depend on no source."""
@@ -224,6 +235,7 @@ class Watch(DispatchMode):
         """Return what there is to record of a leaf of outputs; None if it depends on the sources, or cannot be told."""
         if not isinstance(leaf, Tensor):
             return None if self._strict and not isinstance(leaf, int | float | str | None) else Other(leaf)
+        self.escaped |= self._is_new(leaf)
         number = self._number(leaf)
         if number is None or number in self._reached or leaf.is_conj() or leaf.is_neg():
             return None
@@ -273,6 +285,13 @@ def watching(watch: Watch, parts: Mapping[str, nn.Module]) -> Iterator[None]:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _chooses_size(watch: Watch, func: Any, given: Sequence[Tensor]) -> bool:
+    """Return whether the size of a result depends on numbers that depend on the sources."""
+    masks = [t for t in given if t.dtype in _MASKS] if func in _INDEXING else given
+    dynamic = torch.Tag.dynamic_output_shape in func.tags or func in _INDEXING
+    return dynamic and any(map(watch.depends, masks))
 
 
 def _flops(func: Any, args: Any, kwargs: Mapping[str, Any], *, result: Any) -> float:
