@@ -28,7 +28,7 @@ from torchbayes.density.body.record import Reach
 from torchbayes.model.model import Batch
 
 DRAWS, WORDS, CLASSES = 10, 2000, 3
-SIZES = ((1, 16), (8, 16), (16, 64))  # rows, tokens
+SIZES = ((1, 16), (8, 16), (16, 16), (16, 64))  # rows, tokens
 CASES = ("head", "adapters, last block", "adapters, all blocks")
 PASSES: list[int] = []  # rows of each pass of the first block
 

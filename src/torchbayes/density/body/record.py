@@ -29,7 +29,7 @@ from torchbayes.model.network import Buffers, Network
 
 BUDGET = 2**30  # bytes of recorded outputs, of all the data in a fit and of a chunk of rows in a prediction
 _MANY = 100  # passes over the same rows in a fit; a sampler makes more
-_POSITIONS = 128  # positions up to which a pass is bound by reading the constants, and draws are cheaper together
+_POSITIONS = 256  # positions up to which a pass is bound by reading the constants, and draws are cheaper together
 _ROUNDINGS = 100  # roundings by which outputs may differ
 _RUN: Any = object()  # in the place of outputs: the module is run
 _REACHES: WeakKeyDictionary[Network, dict[frozenset[str], Reach]] = WeakKeyDictionary()
