@@ -55,7 +55,7 @@ class Vmap(Backend):
         """
         network, (weights_SD, inputs, buffers_S, chunk_size, masks_S) = self.model.network, functions
         rows, draws = min(batch_size(inputs), chunk_size), len(weights_SD)
-        if masks_S is not None or min(draws, at_once := chunk_size // rows) < 2:
+        if not network.constants or masks_S is not None or min(draws, at_once := chunk_size // rows) < 2:
             return None
         if not reach_of(first_pass(self.model, functions)).together(rows):
             return None

@@ -33,7 +33,7 @@ def in_chunks(model: Model, functions: Functions, run: Callable[[Any, int], Tens
 
 def _instead(at: Pass, passes: int) -> AbstractContextManager[None]:
     """Return a context in which passes over the rows of `at` do not run the body of the network."""
-    if passes < 2 or not reach_of(at).pays(passes, batch_size(at.inputs)):
+    if passes < 2 or not at.model.network.constants or not reach_of(at).pays(passes, batch_size(at.inputs)):
         return nullcontext()
     body = record(at)
     return body.instead(at.model.network) if body else nullcontext()
