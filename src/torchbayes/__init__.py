@@ -68,18 +68,16 @@ from torchbayes.selection import fit
 __version__ = "0.1.0"
 
 _ROOMS = (
-    *(
-        "adapters",
-        "compression",
-        "conformal",
-        "data",
-        "experiments",
-        "geometry",
-        "lora",
-        "metrics",
-        "networks",
-        "report",
-    ),
+    "adapters",
+    "compression",
+    "conformal",
+    "data",
+    "experiments",
+    "geometry",
+    "lora",
+    "metrics",
+    "networks",
+    "report",
     "trainers",
 )
 

@@ -179,6 +179,7 @@ def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Eval
     (M,).
     """
     weights_MD, gradient_MD, mixing = evaluation.weights_MD, evaluation.gradient_MD, evaluation.mixing
+    below = evaluation.below
     mode = backend.model.network.training() if backend.training else nullcontext()
     # Metropolis tests call on all the data, and need full precision.
     precision = full_precision(weights_MD.device) if evaluation.shared else nullcontext()
@@ -186,7 +187,8 @@ def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Eval
     def of(chunk: Chunk) -> Tensor:
         seeds = None if evaluation.seeds is None else chunk.seeds(evaluation.seeds)
         part = evaluation._replace(batch=chunk.rows, buffers=chunk.buffers, seeds=seeds)
-        return run(part, Into(gradient_MD, chunk.adds, chunk.scale))
+        with below(chunk.start, chunk.rows.inputs, weights_MD[0]) if below else nullcontext():
+            return run(part, Into(gradient_MD, chunk.adds, chunk.scale))
 
     size, axis = _cut(backend, evaluation)
     low, scaled = lowered() if backend.model.autocast else nullcontext(), backend.model.network.precision.is_half

@@ -7,7 +7,8 @@ All compute one function, up to rounding. A new one is a file with a subclass of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -18,6 +19,9 @@ from torchbayes.density.kernels import DenseModel
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Batch, Model, Scales
 from torchbayes.model.network import Buffers
+
+Below = Callable[[int, Any, Tensor], AbstractContextManager[None]]
+"""Number of the first row of a chunk, its inputs, and weights (D,) -> a context in which what does not depend on weights is not run."""
 
 
 class Mixing(NamedTuple):
@@ -48,6 +52,7 @@ class Evaluation(NamedTuple):
     gradient_MD: Tensor | None  # receives the gradient; None if it is not wanted
     prior: bool = True  # whether the log prior is wanted; it may be infinite where its factor is 0
     mixing: Mixing | None = None
+    below: Below | None = None  # for chunks of all the data
 
 
 class Functions(NamedTuple):

@@ -48,6 +48,7 @@ class Compiled(Backend):
         if key not in self._stacks:
             # Once per density is enough, because the shapes of a method's batches, and so the guards, rarely change.
             self._stacks[key] = torch.compile(stack(self.model, *key), mode=_mode(self._graphs))
+        evaluation = evaluation._replace(below=None)  # what is compiled would hold the outputs of one chunk
         total_M = evaluate_stack(self, evaluation, self._stacks[key], under=nullcontext)
         return total_M.clone() if self._graphs else total_M, None  # the next replay writes to the same memory
 

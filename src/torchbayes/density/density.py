@@ -19,6 +19,7 @@ from torch import Tensor
 from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, optional
 from torchbayes.density.autograd import first_chunk
 from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory, refuse
+from torchbayes.density.body.record import Bodies
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.kernels import OnData
 from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
@@ -92,7 +93,7 @@ class LogDensity:
             chunk_size = max(chunk_size, num_data)
         self.training, self.chunk_size = training, chunk_size
         self._backends = bound(model, training=training, chunk_size=chunk_size)
-        self._checked, self._admitted = False, False
+        self._checked, self._admitted, self._bodies = False, False, Bodies(model) if data else None
 
     def __call__(
         self,
@@ -297,7 +298,8 @@ def _scaled(
     seeds = None if seeds is None else seeds_here(density.ranks, seeds)
     rows_here: Any = batch or density.data
     prior, shared = factors.prior != 0, batch is None
-    evaluation = Evaluation(weights_MD, rows_here, shared, buffers, seeds, scales, gradient_MD, prior, mixing)
+    below = density._bodies.instead if density._bodies and shared and buffers is None else None
+    evaluation = Evaluation(weights_MD, rows_here, shared, buffers, seeds, scales, gradient_MD, prior, mixing, below)
     value_M, log_prior_M = _summed(density, evaluation)
     return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (density.num_data / rows)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_memory
 from torchbayes.density.autograd import Into, differentiated, leaves_of, log_prob, mixed
 from torchbayes.density.backend import Backend, Evaluation, Functions
-from torchbayes.model.batches.batch import batch_size, rows_of
+from torchbayes.density.body.draws import check_fits, in_chunks
 from torchbayes.model.dropout import dropping, masked
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Network, taking
+from torchbayes.model.network import Network
 from torchbayes.randomness.generators import network_under
 from torchbayes.randomness.seeds import Purpose, mix
 
@@ -34,7 +34,7 @@ class Loop(Backend):
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         """Return the log likelihood of each member, and write its gradient; draws that are mixed share one graph."""
-        weights_MD, _, shared, _, _, scales, _, _, mixing = evaluation
+        weights_MD, _, shared, _, _, scales, _, _, mixing, _ = evaluation
         model, draws = self.model, mixing.draws if mixing else 1
 
         def one(weights: dict[str, Tensor], rows: Batch, m: int, *, part: Evaluation) -> Tensor:
@@ -68,26 +68,23 @@ class Loop(Backend):
     def outputs(self, functions: Functions) -> Tensor:
         """Return the outputs (S, B, K) of S networks, one after the other.
 
-        On every network measured (benchmarks/prediction.py) this is at least as fast as `vmap`, whose batched
-        products are slower than S plain ones, and it needs S times less memory.
+        On every network measured whose weights are all random (benchmarks/prediction.py), this is at least as fast as
+        `vmap`, whose batched products are slower than S plain ones, and it needs S times less memory.
         """
-        weights_SD, inputs, buffers_S, chunk_size, masks_S = functions
-        network, rows, draws = self.model.network, batch_size(inputs), len(weights_SD)
+        network, (weights_SD, _, buffers_S, _, masks_S) = self.model.network, functions
         views, _ = self.model.split(weights_SD)
-        inputs, results = network.arrange(inputs), []
+
+        def drawn(chunk: Any, s: int) -> Tensor:
+            own_views = {n: v[s] for n, v in views.items()}
+            buffers = {n: b[s] for n, b in buffers_S.items()} if buffers_S else None
+            run = partial(masked, network, mask=masks_S[s]) if masks_S else network
+            return run(own_views, chunk, buffers=buffers)
+
+        def run(chunk: Any, start: int) -> Tensor:
+            first = drawn(chunk, 0)
+            if not start:
+                check_fits(first, functions)
+            return torch.stack([first, *(drawn(chunk, s) for s in range(1, len(weights_SD)))])
+
         with dropping(network) if masks_S else nullcontext():
-            for s in range(draws):
-                own_views = {n: v[s] for n, v in views.items()}
-                buffers = {n: b[s] for n, b in buffers_S.items()} if buffers_S else None
-                run = partial(masked, network, mask=masks_S[s]) if masks_S else network
-                parts = []
-                for start in range(0, rows, chunk_size):
-                    where = slice(start, start + chunk_size)
-                    chunk = inputs if rows <= chunk_size else rows_of(inputs, where)
-                    with taking(chunk):
-                        parts.append(run(own_views, chunk, buffers=buffers))
-                    if s == start == 0:
-                        needed = draws * rows * parts[0].nbytes // max(len(parts[0]), 1)
-                        check_memory(needed, "outputs of the drawn functions", parts[0].device, draws=draws)
-                results.append(parts[0] if len(parts) == 1 else torch.cat(parts))
-        return torch.stack(results)
+            return in_chunks(self.model, functions, run, passes=1 if masks_S else len(weights_SD))

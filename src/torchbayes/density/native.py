@@ -48,7 +48,7 @@ class Native(Backend):
         return f"the kernel takes rows of {kernel.network.rows} in {kernel.dtype}, with targets to match"
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
-        weights_MD, rows, shared, buffers, _, scales, gradient_MD, prior, mixing = evaluation
+        weights_MD, rows, shared, buffers, _, scales, gradient_MD, prior, mixing, _ = evaluation
         refuse(self.name, None if mixing is None else _SUMS)
         kernel = self.kernel()
         kernel.check(weights_MD, *rows, shared=shared)

@@ -112,7 +112,7 @@ def outputs(
     most = batch_size(inputs) if model.coupled else min(chunk_size, model.chunk_size or chunk_size)
     functions = Functions(weights_SD, inputs, buffers_S, most, masks_S)
     with lowered() if model.autocast else nullcontext():
-        for backend in BACKENDS:
+        for backend in (*(each for each in BACKENDS if each is not Loop), Loop):
             results = backend(model).outputs(functions)
             if results is not None:
                 return results

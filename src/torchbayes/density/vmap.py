@@ -18,11 +18,13 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from torchbayes.density.autograd import Into, differentiated, first_chunk, leaves_of, log_prob, mixed
-from torchbayes.density.backend import Backend, Evaluation, Mixing
-from torchbayes.model.batches.batch import row_axes
+from torchbayes.density.backend import Backend, Evaluation, Functions, Mixing
+from torchbayes.density.body.draws import check_fits, first_pass, in_chunks
+from torchbayes.density.body.record import reach_of
+from torchbayes.model.batches.batch import batch_size, row_axes
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch, Model
-from torchbayes.model.network import Buffers
+from torchbayes.model.network import Buffers, InputsError
 from torchbayes.native.process import quiet_vmap
 from torchbayes.randomness.seeds import Purpose, seeded
 
@@ -43,6 +45,39 @@ class Vmap(Backend):
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         function = stack(self.model, evaluation.shared, evaluation.mixing)
         return evaluate_stack(self, evaluation, function, under=StackedLayers), None
+
+    def outputs(self, functions: Functions) -> Tensor | None:
+        """Return the outputs (S, B, K) of S networks, as many of them at once as `chunk_size` rows allow.
+
+        Products with constants are then computed for all draws in one call, and those with random weights for each.
+        This pays where a pass takes mostly the time of reading the constants; else, and where an operation cannot be
+        vectorised, the result is None.
+        """
+        network, (weights_SD, inputs, buffers_S, chunk_size, masks_S) = self.model.network, functions
+        rows, draws = min(batch_size(inputs), chunk_size), len(weights_SD)
+        if not network.constants or masks_S is not None or min(draws, at_once := chunk_size // rows) < 2:
+            return None
+        if not reach_of(first_pass(self.model, functions)).together(rows):
+            return None
+
+        def run(chunk: Any, start: int) -> Tensor:
+            def drawn(weights_D: Tensor, buffers: Buffers) -> Tensor:
+                return network(self.model.split(weights_D)[0], chunk, buffers or None)
+
+            parts = list[Tensor]()
+            for first in range(0, draws, at_once):
+                where = slice(first, first + at_once)
+                buffers = {name: buffer_S[where] for name, buffer_S in (buffers_S or {}).items()}
+                parts.append(vmap(drawn)(weights_SD[where], buffers))
+                if not first and not start:
+                    check_fits(parts[0][0], functions)
+            return torch.cat(parts)
+
+        try:
+            with quiet_vmap():
+                return in_chunks(self.model, functions, run, passes=-(-draws // at_once))
+        except (RuntimeError, InputsError):  # no rule, or too little memory; the loop raises what is wrong with inputs
+            return None
 
 
 def stack(model: Model, shared: bool, mixing: Mixing | None = None) -> Stack:

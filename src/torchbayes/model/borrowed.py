@@ -163,7 +163,7 @@ class ReadOnly(DispatchMode):
         kwargs, schema = kwargs or {}, getattr(func, "_schema", None)  # operations of higher order have none
         if schema is None or not schema.is_mutable:
             return func(*args, **kwargs)
-        targets = [*_written_to(schema, args, kwargs)]
+        targets = [*written_to(schema, args, kwargs)]
         lent = {id(t): name for t in targets if (name := self._names.get(_place(t)))}
         if not lent:
             return func(*args, **kwargs)
@@ -181,7 +181,7 @@ def _place(tensor: Tensor) -> int:
         return 0
 
 
-def _written_to(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def written_to(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """Yield the tensors that an operation writes to."""
     for number, argument in enumerate(schema.arguments):
         if argument.is_write:
