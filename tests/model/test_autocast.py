@@ -323,14 +323,16 @@ def test_autocast_of_the_program_changes_nothing() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             other, found = asked(method, **options)
             assert torch.is_autocast_enabled("cpu")
-        assert all(map(torch.equal, found, expected))
-        assert torch.equal(one.sample(4), other.sample(4))
+        # not bit for bit, because the plan may be another; autocast would change three digits
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(one.sample(4), other.sample(4))
 
 
 def test_threads_have_an_autocast_each() -> None:
     def asked(low: Any) -> Callable[[], None]:
+        model = model_of(autocast=low)  # here, because it seeds PyTorch's generator
+
         def run() -> None:
-            model = model_of(autocast=low)
             found[low] = [nll(model).gradient for _ in range(20)]
 
         return run

@@ -21,7 +21,7 @@ from torchbayes.model.model import Batch, Model, Scales
 from torchbayes.model.network import Buffers
 
 Below = Callable[[int, Any, Tensor], AbstractContextManager[None]]
-"""Number of the first row of a chunk, its inputs, and weights (D,) -> a context in which what does not depend on weights is not run."""
+"""First row's number and inputs of a chunk, and weights (D,) -> a context in which the body is not run again."""
 
 
 class Mixing(NamedTuple):
