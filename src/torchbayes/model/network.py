@@ -159,7 +159,8 @@ class Network:
         if self.borrowed.tensors and not torch.compiler.is_compiling():
             self.borrowed.check_versions()
         state = {**self.precision.cast(self.mask.fill(views)), **(self.buffers if buffers is None else buffers)}
-        effects = self.held.ask(state, _entering(self, inputs), device=self.device)
+        there = inputs if self.entry == self.device else sent(inputs, self.entry)
+        effects = self.held.ask(state, there, device=self.device)
         if buffers is None and effects is not None:  # a call must not change the network's own buffers
             state.update({name: state[name].clone() for name in effects.written if name in self.buffers})
         return state
@@ -266,12 +267,9 @@ def _listed(names: Sequence[str]) -> str:
 
 def outputs_in(network: Network, state: Mapping[str, Tensor], inputs: Any) -> Tensor:
     """Return the outputs, on the device of the weights, while the module holds the tensors of `state`."""
+    inputs = inputs if network.entry == network.device else sent(inputs, network.entry)
     with network.precision.region(network.device):
-        return outputs_of(network.held.run(state, _entering(network, inputs)), network.class_axis).to(network.device)
-
-
-def _entering(network: Network, inputs: Any) -> Any:
-    return inputs if network.entry == network.device else sent(inputs, network.entry)
+        return outputs_of(network.held.run(state, inputs), network.class_axis).to(network.device)
 
 
 def outputs_of(made: Any, class_axis: int) -> Tensor:
