@@ -26,6 +26,7 @@ from torchbayes.model.batches.batch import batch_size, rows_of, tensors_of
 from torchbayes.model.initialisation import random_ids
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network
+from torchbayes.model.probes.gradients import changed
 
 BUDGET = 2**30  # bytes of recorded outputs, of all the data in a fit and of a chunk of rows in a prediction
 _MANY = 100  # passes over the same rows in a fit; a sampler makes more
@@ -76,13 +77,7 @@ class Pass(NamedTuple):
 
     def elsewhere(self) -> Pass:
         """Return the pass at weights near these, none of which is 0."""
-        views = {}
-        for number, (name, view) in enumerate(self.views.items()):
-            source = torch.Generator(view.device).manual_seed(number)
-            noise = torch.randn(view.shape, generator=source, dtype=view.dtype, device=view.device)
-            centre = view.detach().nan_to_num()
-            views[name] = centre + noise * (0.1 * centre.abs() + 0.01)
-        return self._replace(views=views)
+        return self._replace(views=changed({name: view.detach().nan_to_num() for name, view in self.views.items()}, 0))
 
 
 class Body(NamedTuple):
