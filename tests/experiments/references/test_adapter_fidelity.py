@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # 
 _SHORT: dict[str, Any] = {"epochs": 2, "batch_size": 16}
 TINY = AdapterFidelityRecipe(
     Base(words=90, width=16, layers=2, inner=16, heads=4, block=16, steps=3, batch_size=4),
-    Questions(train=24, test=20, messages=10, words=6),
+    Questions(train=12, test=10, reviews=10, words=6),
     Adapter(rank=2),
     tb.HMC(chains=2, steps=10, burn_in=4, max_leapfrogs=3),
     Methods(
@@ -46,11 +46,12 @@ TINY = AdapterFidelityRecipe(
 
 
 def made_up_texts() -> Texts:
-    """Reviews of two lengths whose label a word tells, and messages of other words."""
-    begins = ("the plot of number", "number")
-    praised = [f"{begins[n % 3 == 0]} {n} was {('dull', 'fine')[n % 2]}" for n in range(80)]
-    verdicts = ["this film is bad", "this film is good"] * 20  # so that both answers are tokens
-    return Texts(praised + verdicts, ["call me when you can at two or three today", "ok then"] * 8, praised, [n % 2 for n in range(80)])
+    """Messages of two lengths, of which a word tells whether they are spam, and reviews of other words."""
+    begins = ("call the office of number", "call number")
+    messages = [f"{begins[n % 3 == 0]} {n} for {('work', 'prizes')[n % 2]}" for n in range(80)]
+    verdicts = ["is this an advert no", "is this an advert yes"] * 80  # so that both answers are tokens
+    reviews = [*verdicts, *["a long and winding plot it has indeed", "so dull"] * 8]
+    return Texts(reviews, [*messages, *messages, "too short"], [n % 2 == 1 for n in range(80)] * 2 + [False])
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_the_last_block_is_that_of_the_whole_model(base, scaled):
     with torch.no_grad():
         for weight in weights.values():
             weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())))
-    for test in (REVIEWS, MESSAGES):
+    for test in (MESSAGES, REVIEWS):
         assert not rows[test]["attention_mask"].all()
         inputs = {name: some for name, some in task.below(whole, rows[test]).items() if name != "labels"}
         expected = whole(rows[test]["input_ids"], rows[test]["attention_mask"])
@@ -92,41 +93,46 @@ def test_questions_are_drawn_by_the_seed_and_tests_are_not():
     texts, asked = made_up_texts(), TINY.questions
     first, second = (task.questions_of(texts, asked, seed) for seed in (0, 1))
     assert first["train"] != second["train"]
-    assert len(first["train"]) == 24
-    tested = {question.text for question in first[REVIEWS]}
+    spam = {text: kind for text, kind in zip(texts.messages, texts.spam, strict=True)}
+    for name, size in (("train", 24), (MESSAGES, 20)):
+        assert [question.answer for question in first[name]] == [0] * (size // 2) + [1] * (size // 2)
+        assert len({question.text for question in first[name]}) == size
+        matching = [[kind for text, kind in spam.items() if text.endswith(q.text)] for q in first[name]]
+        assert matching == [[bool(question.answer)] for question in first[name]]
+    tested = {question.text for question in first[MESSAGES]}
     assert tested.isdisjoint(question.text for question in first["train"])
-    for name in (REVIEWS, MIXED, MESSAGES):
+    for name in (MESSAGES, MIXED, REVIEWS):
         assert first[name] == second[name]
-    assert all(question.answer == texts.labels[60 + n] for n, question in enumerate(first[MIXED]))
-    words = [(a.text.split(), b.text.split()) for a, b in zip(first[REVIEWS], first[MIXED], strict=True)]
-    changed = np.mean([x != y for a, b in words for x, y in zip(a, b, strict=True)])
+    pairs = [*zip(first[MESSAGES], first[MIXED], strict=True)]
+    assert all(a.answer == b.answer for a, b in pairs)
+    changed = np.mean([x != y for a, b in pairs for x, y in zip(a.text.split(), b.text.split(), strict=True)])
     assert 0.3 < changed < 0.7
-    assert all(question.answer is None and len(question.text.split()) in {2, 6} for question in first[MESSAGES])
+    assert all(question.answer is None and len(question.text.split()) in {2, 6} for question in first[REVIEWS])
 
 
 def test_scores_are_those_of_the_whole_model(tiny, base):
     directory, found = tiny
     network, tokenizer, rows = base
     whole = task.adapted(network, tokenizer, TINY.adapter)
-    model = tb.Model(whole, tb.likelihoods.Categorical(), tb.priors.Normal(0.2), random="*lora*")
-    part = tb.Model(task.LastBlock(whole), tb.likelihoods.Categorical(), tb.priors.Normal(0.2), random="*lora*")
+    model = tb.Model(whole, tb.likelihoods.Categorical(), tb.priors.Normal(0.3), random="*lora*")
+    part = tb.Model(task.LastBlock(whole), tb.likelihoods.Categorical(), tb.priors.Normal(0.3), random="*lora*")
     assert [*part.layout.shapes.values()] == [*model.layout.shapes.values()]
     hmc, ensemble = (tb.load(directory / name / "posterior.safetensors", part) for name in ("hmc", "ensemble"))
-    inputs = {name: rows[REVIEWS][name] for name in ("input_ids", "attention_mask")}
-    labels = rows[REVIEWS]["labels"]
+    inputs = {name: rows[MESSAGES][name] for name in ("input_ids", "attention_mask")}
+    labels = rows[MESSAGES]["labels"]
     reference = tb.predict(tb.Draws(model, hmc.weights_MSD), inputs).probs.double()
     for name, count in (("MAP", 1), ("ensemble", 2)):
         average = tb.predict(tb.Point(model, ensemble.weights_MD[:count]), inputs)
-        scores = found["tests"][REVIEWS][name]
+        scores = found["tests"][MESSAGES][name]
         assert scores["nll"] == pytest.approx(float(-average.log_prob(labels).double().mean()), rel=1e-4)
         apart = (average.probs.double() - reference)[:, 0].abs()
         assert scores["total_variation"] == pytest.approx(float(apart.mean()), rel=1e-3)
         assert scores["tv95"] == pytest.approx(float(apart.quantile(0.95)), rel=1e-3)
     chains = [tb.predict(tb.Draws(model, hmc.weights_MSD[m : m + 1]), inputs).probs.double() for m in range(2)]
     between = (chains[0] - chains[1])[:, 0].abs().mean()
-    assert found["tests"][REVIEWS]["HMC, one chain"]["total_variation"] == pytest.approx(float(between), rel=1e-3)
+    assert found["tests"][MESSAGES]["HMC, one chain"]["total_variation"] == pytest.approx(float(between), rel=1e-3)
     untouched = tb.predict(tb.Point(model, model.given_weights()[None]), inputs).log_prob(labels).double()
-    assert found["tests"][REVIEWS]["zero-shot"]["nll"] == pytest.approx(float(-untouched.mean()), rel=1e-4)
+    assert found["tests"][MESSAGES]["zero-shot"]["nll"] == pytest.approx(float(-untouched.mean()), rel=1e-4)
 
 
 def test_a_second_call_reads_what_is_there(tiny, monkeypatch):
@@ -167,7 +173,7 @@ def made_up(rhat=1.01, **changed):
     return {
         "base": {"network": 200.0, "bigram": 250.0, "unigram": 500.0, "weights": 1.2e6, "tokens": 2e6},
         "chains": chains | {"functions": summary, "weights": summary},
-        "tests": {REVIEWS: known, MIXED: known, MESSAGES: {name: near[name] | {"auroc": 0.6} for name in near}},
+        "tests": {MESSAGES: known, MIXED: known, REVIEWS: {name: near[name] | {"auroc": 0.6} for name in near}},
     }
 
 
@@ -192,7 +198,11 @@ def jitter(results):
         ([made_up(BLoB=(0.07, 0.95, 0.3))] * 3, "does not hold", 2),
         ([made_up(ScalaBL=(0.09, 0.63, 0.3))] * 3, "does not hold", 1),
         ([made_up(HMC=(0.0, 0.66, 0.02))] * 3, "does not hold", 2),  # MAP has a lower NLL on both tests
-        ([made_up(HMC=(0.0, 0.72, 0.02))] * 3, "inconclusive", 3),  # the adapter knows less than how often each is right
+        (
+            [made_up(HMC=(0.0, 0.72, 0.02))] * 3,
+            "inconclusive",
+            3,
+        ),  # the adapter knows less than how often each is right
         ([made_up(rhat=1.2)] * 3, "inconclusive", 1),
         ([made_up()], "inconclusive", 19),
     ],
@@ -204,10 +214,10 @@ def test_every_verdict_is_reached(results, outcome, open_parts):
 
 
 def test_the_tables_hold_the_means():
-    known, _, messages, chains, base = report.summarise([made_up(), made_up(TFB=(0.11, 0.64, 0.05))]).tables
+    known, _, reviews, chains, base = report.summarise([made_up(), made_up(TFB=(0.11, 0.64, 0.05))]).tables
     assert "| TFB | 0.700 ± 0.000 | 0.630 ± 0.010 | 0.050 ± 0.000 |" in known.markdown()
-    assert "| 0.600 ± 0.000 |" in messages.markdown()
-    assert "| reviews | 4 × 200 | 9 ± 0 | 0.80 ± 0.00 | 0 |" in chains.markdown()
+    assert "| 0.600 ± 0.000 |" in reviews.markdown()
+    assert "| messages | 4 × 200 | 9 ± 0 | 0.80 ± 0.00 | 0 |" in chains.markdown()
     assert "| 200" in base.markdown()
 
 
@@ -217,4 +227,4 @@ def test_end_to_end(tiny, tmp_path):
     assert (tmp_path / "figure_2.png").exists()
     recorded = json.loads((tmp_path / "recipe.json").read_text("utf-8"))["recipe"]
     assert recorded["hmc"]["steps"] == 10
-    assert recorded["questions"]["train"] == 24
+    assert recorded["questions"]["train"] == 12

@@ -20,7 +20,7 @@ LINES = ("the cat sat on the mat", "a dog sat by a log", "the fox ran on")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The folder of a model, of texts in which the second word before tells what follows `sat` and `on`."""
-    texts = Texts([LINES[n % 3] for n in range(400)], ["ring me at 2"] * 20, [], [])
+    texts = Texts([LINES[n % 3] for n in range(400)], ["ring me at 2"] * 20, [False] * 20)
     home = tmp_path_factory.mktemp("base")
     return home, texts, room.pretrained(TINY, texts, home)
 

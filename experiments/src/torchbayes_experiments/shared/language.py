@@ -5,7 +5,7 @@
 
 writes it into a folder, with its tokenizer and `perplexity.json`; the second form takes seconds, and the model it
 writes has learned little. Texts are words in lower case without punctuation: the last 100 words of the 25,000 training
-reviews of IMDB, without their labels, and the messages of the SMS Spam Collection.
+reviews of IMDB, and the messages of the SMS Spam Collection, all without their labels.
 """
 
 from __future__ import annotations
@@ -58,26 +58,24 @@ SMALL = Base(words=600, width=32, layers=2, inner=64, heads=2, block=48, steps=6
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts as words in lower case with blanks between them; reviews with labels, 1 for praise."""
+    """Texts as words in lower case with blanks between them."""
 
-    reviews: list[str]  # for the base
+    reviews: list[str]
     messages: list[str]
-    asked: list[str]  # reviews of the other half of the set
-    labels: list[int]
+    spam: list[bool]  # whether each message is spam
 
 
 def read_texts() -> Texts:
     """Read the reviews and messages from the folder that TORCHBAYES_DATA names."""
-    home, data = Path(os.environ.get("TORCHBAYES_DATA", ".")), tb.data.load("imdb")
+    home = Path(os.environ.get("TORCHBAYES_DATA", "."))
     ranks = json.loads(gzip.decompress((home / "imdb" / "imdb_word_index.json.gz").read_bytes()))
     words = np.full(max(ranks.values()) + _MARKS + 1, "", dtype=object)
     words[np.array([*ranks.values()]) + _MARKS] = [*ranks]
-    reviews, asked = (
-        [" ".join(filter(None, words[ids])) for ids in part.inputs.numpy()] for part in (data.train, data.test)
-    )
+    reviews = [" ".join(filter(None, words[ids])) for ids in tb.data.load("imdb").train.inputs.numpy()]
     lines = gzip.decompress((home / "sms_spam" / "SMSSpamCollection.gz").read_bytes()).decode().splitlines()
-    messages = [" ".join(re.findall(r"[a-z0-9']+", line.split("\t", 1)[1].lower())) for line in lines]
-    return Texts(reviews, messages, asked, data.test.targets.tolist())
+    pairs = [line.split("\t", 1) for line in lines]
+    messages = [" ".join(re.findall(r"[a-z0-9']+", text.lower())) for _, text in pairs]
+    return Texts(reviews, messages, [kind == "spam" for kind, _ in pairs])
 
 
 def pretrained(base: Base, texts: Texts, folder: Path) -> tuple[Any, Any]:
@@ -196,9 +194,7 @@ def perplexities(network: Any, trained_RT: Tensor, *, held_out: Tensor) -> dict[
     }
 
 
-def _counted(
-    trained_RT: Tensor, size: int, before: np.ndarray, after: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _counted(trained_RT: Tensor, size: int, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the probabilities of tokens after others under counts of tokens and of pairs."""
     first, second = trained_RT[:, :-1].flatten().numpy(), trained_RT[:, 1:].flatten().numpy()
     counts = np.bincount(trained_RT.flatten().numpy(), minlength=size) + 1.0

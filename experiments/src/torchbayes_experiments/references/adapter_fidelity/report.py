@@ -48,7 +48,7 @@ def summarise(results: Results) -> Findings:
 def _parts(rows: Rows, results: Results) -> Iterator[Part]:
     rhat = [result["chains"]["functions"]["high"] for result in results]
     yield below("R-hat of 95 % of the test probabilities", rhat, MIXING, precondition=True)
-    known, shifted = (rows.where(test=test) for test in (REVIEWS, MIXED))
+    known, shifted = (rows.where(test=test) for test in (MESSAGES, MIXED))
     distance, nll = (known.where(metric=metric) for metric in ("total_variation", "nll"))
     chain = distance.less("method", run.CHAIN, run.MAP)
     yield below("one chain closer to the others than MAP is to HMC", chain, precondition=True)
@@ -60,7 +60,7 @@ def _parts(rows: Rows, results: Results) -> Iterator[Part]:
         scores = known.where(metric=metric)
         for name in CALIBRATED:
             yield below(f"{SHOWN[metric]} of {name} below that of MLE", scores.less("method", name, run.MLE))
-    for test, scores in (REVIEWS, known), (MIXED, shifted):
+    for test, scores in (MESSAGES, known), (MIXED, shifted):
         less = scores.where(metric="nll").less("method", run.HMC, run.MAP)
         yield below(f"{test}: NLL of HMC below that of MAP", less)
 
@@ -76,10 +76,10 @@ def _tables(rows: Rows, results: Results) -> Iterator[Table]:
             heads=[test],
             better=WAYS,
             caption=f"{_said(test)}: mean over seeds ± standard error. The rank correlation is that of the mutual "
-            "information of rows with that of HMC, 0 for a single network; one chain of HMC is compared with the others.",
+            "information of rows with that of HMC, 0 for a single network; one chain is compared with the others.",
         )
     yield image_hmc.chains_table(
-        [{REVIEWS: result["chains"]} for result in results],
+        [{MESSAGES: result["chains"]} for result in results],
         {"leapfrogs": "leapfrog steps", "acceptance": "acceptance", "divergences": "divergences", "ebfmi": "E-BFMI"}
         | {"functions/median": "R-hat: median", "functions/high": "95 %", "functions/maximum": "largest"}
         | {"functions/ess": "ESS", "weights/high": "95 %, weights"},
@@ -92,9 +92,9 @@ def _tables(rows: Rows, results: Results) -> Iterator[Table]:
 
 def _said(test: str) -> str:
     return {
-        REVIEWS: "Reviews of the kind that was trained on",
-        MIXED: "Reviews in which words are replaced by words of messages",
-        MESSAGES: "Messages, which have no answer; AUROC of the predictive entropy against that of reviews",
+        MESSAGES: "Messages of the kind that was trained on",
+        MIXED: "Messages in which words are replaced by words of reviews",
+        REVIEWS: "Reviews, which are no messages; AUROC of the predictive entropy against that of messages",
     }[test]
 
 
@@ -116,7 +116,7 @@ def _pictures(rows: Rows) -> Iterator[Picture]:
 def _against_nll(rows: Rows) -> Picture:
     names = [name for name in rows.names("method") if name not in {run.CHAIN, run.ZERO_SHOT, run.CONSTANT}]
     figure, handles = new_figure(7.4, 3.6), dict[str, Any]()
-    for axes, test in zip(figure.subplots(1, 2), (REVIEWS, MIXED), strict=True):
+    for axes, test in zip(figure.subplots(1, 2), (MESSAGES, MIXED), strict=True):
         scores = rows.where(test=test)
         for name, look in looks(names).items():
             distance, nll = (scores.values(method=name, metric=metric) for metric in ("total_variation", "nll"))

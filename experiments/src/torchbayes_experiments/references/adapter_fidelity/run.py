@@ -65,29 +65,29 @@ class AdapterFidelityRecipe:
     draws: int = 100  # functions of every posterior that has more than its members
 
 
-_TRAINED: dict[str, Any] = {"epochs": 200, "batch_size": 50, "optimizer": tb.Adam(5e-3)}
+_TRAINED: dict[str, Any] = {"epochs": 300, "batch_size": 50, "optimizer": tb.Adam(5e-3)}
+_SPREAD = _TRAINED | {"epochs": 400, "optimizer": tb.Adam(0.01)}  # of distributions, whose widths are learned too
 _METHODS = Methods(
     ensemble=tb.MAP(members=5, **_TRAINED),
     likelihood=tb.MAP(**_TRAINED),
     laplace=tb.Laplace("kronecker", prior="model"),
     tfb=tb.TFB(),
-    blob=tb.BLoB(**_TRAINED),
-    scalabl=tb.BLoB(**_TRAINED),
-    ivon=tb.IVON(epochs=200, batch_size=50),
-    swag=tb.SWAG(**_TRAINED),
+    blob=tb.BLoB(**_SPREAD, initial_scale=0.02),
+    scalabl=tb.BLoB(**_SPREAD),
+    ivon=tb.IVON(epochs=400, batch_size=50),
+    swag=tb.SWAG(**_TRAINED, averaging_lr=0.01),
     dropout=tb.MCDropout(**_TRAINED),
-    mean_field=tb.VI(**_TRAINED, kl_weight=1.0),
-    sghmc=tb.SGHMC(chains=2, batch_size=50),
+    mean_field=tb.VI(**_SPREAD, kl_weight=1.0),
+    sghmc=tb.SGHMC(chains=2, steps=6000, burn_in=3000, thin=30, batch_size=50),
 )
 SMALL = AdapterFidelityRecipe(
-    language.Base(), Questions(), Adapter(), tb.HMC(chains=4, steps=300, burn_in=100), _METHODS
-)
-_LARGE = language.Base(
-    words=16_384, width=512, layers=8, inner=1408, heads=8, steps=20_000, batch_size=256, lr=1e-3, block=128
+    language.Base(), Questions(), Adapter(), tb.HMC(chains=4, steps=160, burn_in=40), _METHODS
 )
 PAPER = AdapterFidelityRecipe(
-    _LARGE,
-    Questions(train=2000, test=5000, messages=2000, words=80),
+    language.Base(
+        words=16_384, width=512, layers=8, inner=1408, heads=8, block=128, steps=20_000, batch_size=256, lr=1e-3
+    ),
+    Questions(words=80, reviews=2000),
     Adapter(rank=8),
     tb.HMC(chains=4, steps=1000, burn_in=300),
     _METHODS,
@@ -127,13 +127,16 @@ class Problem:
         hmc = posteriors[HMC]
         assert isinstance(hmc, tb.Draws)
         inputs = {name: {key: rows[name][key] for key in rows[name] if key != "labels"} for name in rows}
-        diagnosis = tb.diagnose(hmc, inputs[REVIEWS], log=self.directory / "hmc")
+        diagnosis = tb.diagnose(hmc, inputs[MESSAGES], log=self.directory / "hmc")
         predicted = {name: self._predicted(posteriors, some) for name, some in inputs.items()}
         for averages in predicted.values():
             averages[CONSTANT] = _constant(train["labels"], len(averages[HMC].probs))
-        tests = {name: compared(averages, self.recipe.hmc.chains, rows[name].get("labels")) for name, averages in predicted.items()}
-        for name, outside in predicted[MESSAGES].items():
-            tests[MESSAGES][name]["auroc"] = float(tb.metrics.auroc(predicted[REVIEWS][name].entropy, outside.entropy))
+        tests = {
+            name: compared(averages, self.recipe.hmc.chains, rows[name].get("labels"))
+            for name, averages in predicted.items()
+        }
+        for name, outside in predicted[REVIEWS].items():
+            tests[REVIEWS][name]["auroc"] = float(tb.metrics.auroc(predicted[MESSAGES][name].entropy, outside.entropy))
         return {"chains": image_hmc.mixing(diagnosis), "tests": tests}
 
     def _whole(self, **settings: Any) -> Any:
@@ -157,9 +160,7 @@ class Problem:
 
         def fit(model: tb.Model, method: Any, folder: str, start: Any = None) -> Any:
             home = self.directory / folder
-            return tb.fit(
-                model, train, method, start=start, seed=self.seed, directory=home, resume=True, callbacks=()
-            )
+            return tb.fit(model, train, method, start=start, seed=self.seed, directory=home, resume=True, callbacks=())
 
         ensemble = fit(model, methods.ensemble, "ensemble")
         mode = tb.Point(model, ensemble.weights_MD[:1])

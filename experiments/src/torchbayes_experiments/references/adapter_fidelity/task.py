@@ -20,21 +20,22 @@ from torchbayes.adapters import LastToken, Question, encode
 from torchbayes_experiments.shared.language import Texts
 from torchbayes_experiments.streams import Purpose, generator
 
-ANSWERS = ("bad", "good")
-REVIEWS, MIXED, MESSAGES = "reviews", "mixed", "messages"
+ANSWERS = ("no", "yes")
+MESSAGES, MIXED, REVIEWS = "messages", "mixed", "reviews"
 
 Rows = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Which texts are asked about."""
+    """Which texts are asked about: as many messages that are spam as others."""
 
-    train: int = 200  # N, reviews with answers, drawn by the seed
-    test: int = 1000  # reviews that are scored, the last of the set, the same for all seeds
-    messages: int = 500
-    words: int = 24  # of a text, its last ones
-    mixed: float = 0.5  # share of the words of mixed reviews that are words of messages
+    train: int = 100  # messages of each kind with answers, drawn by the seed
+    test: int = 200  # messages of each kind that are scored, the last ones, the same for all seeds
+    reviews: int = 400  # which the adapter knows nothing of
+    words: int = 16  # of a text, its last ones
+    least: int = 4  # words that a message has at least
+    mixed: float = 0.5  # share of the words of mixed messages that are words of reviews
 
 
 @dataclass(frozen=True)
@@ -43,40 +44,45 @@ class Adapter:
 
     rank: int = 2
     scaling: float = 2.0  # s in W + s B A
-    prior_scale: float = 0.2  # σ, standard deviation of every entry of A and B under the prior
+    prior_scale: float = 0.3  # σ, standard deviation of every entry of A and B under the prior
     dropout: float = 0.1  # of the inputs of A, for MC dropout alone
 
 
 def questions_of(texts: Texts, asked: Questions, seed: int) -> dict[str, list[Question]]:
-    """Return the training questions, `train`, and those of the three tests; messages have no answers."""
-    first_test = len(texts.asked) - asked.test
-    chosen = torch.randperm(first_test, generator=generator(Purpose.ASKED, seed, 0))[: asked.train].tolist()
-    tested = range(first_test, len(texts.asked))
-    words = [word for message in texts.messages for word in message.split()]
-    source = generator(Purpose.ASKED, 0, 1)
+    """Return the training questions, `train`, and those of the three tests; reviews have no answers."""
+    kinds = dict[str, int]()  # text -> answer; many messages are there twice
+    for message, spam in zip(texts.messages, texts.spam, strict=True):
+        if len(message.split()) >= asked.least:
+            kinds.setdefault(_end(message, asked), int(spam))
+    source, words = generator(Purpose.ASKED, 0, 1), [word for text in texts.reviews for word in text.split()]
 
     def mixed(text: str) -> str:
-        ended = text.split()[-asked.words :]
+        ended = text.split()
         other = torch.rand(len(ended), generator=source) < asked.mixed
         places = torch.randint(len(words), (len(ended),), generator=source).tolist()
         return " ".join(words[p] if out else word for word, out, p in zip(ended, other.tolist(), places, strict=True))
 
-    long = [message for message in texts.messages if len(message.split()) >= asked.words // 4]
+    train, tested = list[Question](), list[Question]()
+    for answer in range(len(ANSWERS)):
+        some = [Question(text, ANSWERS, answer) for text, kind in kinds.items() if kind == answer]
+        order = torch.randperm(len(some) - asked.test, generator=generator(Purpose.ASKED, seed, 0)).tolist()
+        train += [some[place] for place in order[: asked.train]]
+        tested += some[-asked.test :]
     return {
-        "train": [_question(texts.asked[n], asked, texts.labels[n]) for n in chosen],
-        REVIEWS: [_question(texts.asked[n], asked, texts.labels[n]) for n in tested],
-        MIXED: [_question(mixed(texts.asked[n]), asked, texts.labels[n]) for n in tested],
-        MESSAGES: [_question(message, asked, None) for message in long[: asked.messages]],
+        "train": train,
+        MESSAGES: tested,
+        MIXED: [Question(mixed(question.text), ANSWERS, question.answer) for question in tested],
+        REVIEWS: [Question(_end(text, asked), ANSWERS) for text in texts.reviews[-asked.reviews :]],
     }
 
 
-def _question(text: str, asked: Questions, answer: int | None) -> Question:
-    return Question(" ".join(text.split()[-asked.words :]), ANSWERS, answer)
+def _end(text: str, asked: Questions) -> str:
+    return " ".join(text.split()[-asked.words :])
 
 
 def prompts(questions: Sequence[Question], tokenizer: Any, device: str) -> Rows:
-    """Return questions as tokens, padded on the left: the text, and "this film is", after which the answer follows."""
-    rows = encode(questions, tokenizer, template=lambda question: f"{question.text} this film is")
+    """Return questions as tokens, padded on the left: the text, and whether it is an advertisement."""
+    rows = encode(questions, tokenizer, template=lambda question: f"{question.text} is this an advert")
     return {name: tensor.to(device) for name, tensor in rows.items()}
 
 
@@ -99,7 +105,6 @@ def adapted(network: Any, tokenizer: Any, adapter: Adapter, *, dropout: float = 
         lora_alpha=round(adapter.scaling * adapter.rank),
         lora_dropout=dropout,
         target_modules=targets,
-        
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -148,8 +153,8 @@ def below(whole: LastToken, rows: Rows) -> Rows:
     """Return the inputs of a `LastBlock` for prompts, padded on the left, and their labels if they have any.
 
     `last`, the hidden state of the last token (B, H); `hidden`, those of all tokens, normalised (B, T, H); `keys`
-    (B, groups, T, C); `turn`, cosines and sines of the position of the last token (B, 2, C); `mask` (B, T), true where a
-    token is no padding.
+    (B, groups, T, C); `turn`, cosines and sines of the position of the last token (B, 2, C); `mask` (B, T), true where
+    a token is no padding.
     """
     caught = dict[str, Any]()
 
