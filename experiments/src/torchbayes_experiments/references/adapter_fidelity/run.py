@@ -78,10 +78,10 @@ _METHODS = Methods(
     swag=tb.SWAG(**_TRAINED, averaging_lr=0.01),
     dropout=tb.MCDropout(**_TRAINED),
     mean_field=tb.VI(**_SPREAD, kl_weight=1.0),
-    sghmc=tb.SGHMC(chains=2, steps=6000, burn_in=3000, thin=30, batch_size=50),
+    sghmc=tb.SGHMC(chains=2, steps=4000, burn_in=2000, thin=20, batch_size=50),
 )
 SMALL = AdapterFidelityRecipe(
-    language.Base(), Questions(), Adapter(), tb.HMC(chains=4, steps=160, burn_in=40), _METHODS
+    language.Base(), Questions(), Adapter(), tb.HMC(chains=4, steps=140, burn_in=30, target_acceptance=0.65), _METHODS
 )
 PAPER = AdapterFidelityRecipe(
     language.Base(
