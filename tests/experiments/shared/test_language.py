@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -38,13 +40,15 @@ def test_a_second_call_reads_the_same_model(folder, monkeypatch):
     again, words = room.pretrained(TINY, texts, home)
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters(), strict=True))
     assert words.get_vocab() == tokenizer.get_vocab()
+    with pytest.raises(ValueError, match="holds a base of other settings"):
+        room.pretrained(replace(TINY, steps=7), texts, home)
     assert tokenizer.convert_tokens_to_ids("mat</w>") != tokenizer.unk_token_id  # a frequent word is one token
 
 
 def test_the_same_texts_give_the_same_model(folder):
     _, texts, (_, tokenizer) = folder
     rows = room.blocks(tokenizer, texts.reviews[:50], 16)
-    few = Base(**{**TINY.__dict__, "steps": 3})
+    few = replace(TINY, steps=3)
     first, second = room.train(few, rows), room.train(few, rows)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
@@ -55,6 +59,21 @@ def test_blocks_hold_all_texts_in_order(folder):
     whole = [token for line in lines for token in (*tokenizer(line)["input_ids"], tokenizer.eos_token_id)]
     assert flat == whole[: len(flat)]
     assert len(whole) - len(flat) < 4
+
+
+def test_texts_are_words_without_marks(tmp_path, monkeypatch):
+    """Ids of IMDB are three above the rank of a word; below are padding, start and words that are left out."""
+    for name in ("imdb", "sms_spam"):
+        (tmp_path / name).mkdir()
+    for part in ("train", "test"):
+        arrays = {"tokens": np.array([1, 4, 6, 2, 5, 1, 5]), "offsets": np.array([0, 5, 7]), "labels": np.array([0, 1])}
+        np.savez(tmp_path / "imdb" / f"{part}.npz", **arrays)
+    (tmp_path / "imdb" / "imdb_word_index.json.gz").write_bytes(gzip.compress(b'{"film": 2, "the": 1, "ends": 3}'))
+    lines = "ham\tI'm here, at 2!\nspam\tWIN: a PRIZE\n"
+    (tmp_path / "sms_spam" / "SMSSpamCollection.gz").write_bytes(gzip.compress(lines.encode()))
+    monkeypatch.setenv("TORCHBAYES_DATA", str(tmp_path))
+    expected = Texts(["the ends film", "film"], ["i'm here at 2", "win a prize"], [False, True])
+    assert room.read_texts() == expected
 
 
 def test_probabilities_of_counts_are_those_of_direct_counting():

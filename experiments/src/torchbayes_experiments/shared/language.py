@@ -53,7 +53,7 @@ class Base:
     held_out: float = 0.05  # share of the texts that perplexity is measured on
 
 
-SMALL = Base(words=600, width=32, layers=2, inner=64, heads=2, block=48, steps=60, batch_size=8, reviews=1500)
+SMALL = Base(words=600, width=32, layers=2, inner=64, heads=2, block=48, steps=300, batch_size=8, reviews=1500)
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,15 @@ def read_texts() -> Texts:
 def pretrained(base: Base, texts: Texts, folder: Path) -> tuple[Any, Any]:
     """Return the model and its tokenizer, trained first unless the folder holds them already.
 
-    The folder then also holds `perplexity.json`, see `perplexities`.
+    The folder then also holds its settings, `base.json`, and `perplexity.json`, see `perplexities`.
+
+    Raises:
+        ValueError: if the folder holds a model of other settings.
     """
     import transformers
 
+    if load_or_compute(folder / "base.json", asdict, base) != asdict(base):
+        raise ValueError(f"{folder} holds a base of other settings. Choose another folder, or remove it.")
     if not (folder / "perplexity.json").exists():
         read = [*texts.reviews[: base.reviews], *texts.messages]
         tokenizer = tokenizer_of(read, base)

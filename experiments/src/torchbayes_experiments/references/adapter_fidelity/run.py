@@ -55,7 +55,12 @@ class Methods:
 
 @dataclass(frozen=True)
 class AdapterFidelityRecipe:
-    """The base, the questions, the adapter, and how its posterior is found."""
+    """The base, the questions, the adapter, and how its posterior is found.
+
+    Settings were tried with seed 1000, which is none of the seeds that are run: prior scales of 0.2 and 0.3, of which
+    the second gave HMC a lower NLL (0.18 and 0.22), and lengths of training. The sentiment of reviews was tried first:
+    200 answers do not teach this base to tell it (accuracy 0.51).
+    """
 
     base: language.Base
     questions: Questions
