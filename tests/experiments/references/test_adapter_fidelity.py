@@ -117,7 +117,8 @@ def test_scores_are_those_of_the_whole_model(tiny, base):
     model = tb.Model(whole, tb.likelihoods.Categorical(), tb.priors.Normal(0.3), random="*lora*")
     part = tb.Model(task.LastBlock(whole), tb.likelihoods.Categorical(), tb.priors.Normal(0.3), random="*lora*")
     assert [*part.layout.shapes.values()] == [*model.layout.shapes.values()]
-    hmc, ensemble = (tb.load(directory / name / "posterior.safetensors", part) for name in ("hmc", "ensemble"))
+    posteriors: Any = [tb.load(directory / name / "posterior.safetensors", part) for name in ("hmc", "ensemble")]
+    hmc, ensemble = posteriors
     inputs = {name: rows[MESSAGES][name] for name in ("input_ids", "attention_mask")}
     labels = rows[MESSAGES]["labels"]
     reference = tb.predict(tb.Draws(model, hmc.weights_MSD), inputs).probs.double()

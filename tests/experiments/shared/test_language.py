@@ -6,6 +6,7 @@ import gzip
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,11 @@ def test_texts_are_words_without_marks(tmp_path, monkeypatch):
     for name in ("imdb", "sms_spam"):
         (tmp_path / name).mkdir()
     for part in ("train", "test"):
-        arrays = {"tokens": np.array([1, 4, 6, 2, 5, 1, 5]), "offsets": np.array([0, 5, 7]), "labels": np.array([0, 1])}
+        arrays: dict[str, Any] = {
+            "tokens": np.array([1, 4, 6, 2, 5, 1, 5]),
+            "offsets": np.array([0, 5, 7]),
+            "labels": np.array([0, 1]),
+        }
         np.savez(tmp_path / "imdb" / f"{part}.npz", **arrays)
     (tmp_path / "imdb" / "imdb_word_index.json.gz").write_bytes(gzip.compress(b'{"film": 2, "the": 1, "ends": 3}'))
     lines = "ham\tI'm here, at 2!\nspam\tWIN: a PRIZE\n"
@@ -91,7 +96,7 @@ def test_probabilities_of_counts_are_those_of_direct_counting():
     before, after = (np.array(places).reshape(-1) for places in np.meshgrid(np.arange(size), np.arange(size)))
     unigram, pairs = room._counted(trained, size, before, after)
     assert unigram.tolist() == pytest.approx([unigram_V[b] for b in after])
-    assert pairs.tolist() == pytest.approx([bigram(a, b) for a, b in zip(before, after, strict=True)])
+    assert pairs.tolist() == pytest.approx([bigram(a, b) for a, b in zip(before.tolist(), after.tolist(), strict=True)])
     for a in range(size):
         assert math.fsum(pairs[before == a]) == pytest.approx(1)
 

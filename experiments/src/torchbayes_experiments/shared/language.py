@@ -102,7 +102,7 @@ def pretrained(base: Base, texts: Texts, folder: Path) -> tuple[Any, Any]:
     return network, transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def _apart(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
+def _apart(texts: list[str], share: float) -> tuple[list[str], list[str]]:
     """Return texts in random order, of which a share is held out."""
     order = torch.randperm(len(texts), generator=generator(Purpose.BASE_TEXTS, 0)).tolist()
     some = round(share * len(texts))
@@ -137,15 +137,20 @@ def train(base: Base, blocks_RT: Tensor) -> Any:
     """Return a model that AdamW has trained on blocks in random order, several passes if there are few."""
     import transformers
 
-    sizes = {"hidden_size": base.width, "num_hidden_layers": base.layers, "intermediate_size": base.inner}
-    heads = {"num_attention_heads": base.heads, "num_key_value_heads": base.heads // 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": base.width,
+        "num_hidden_layers": base.layers,
+        "intermediate_size": base.inner,
+    }
+    heads: dict[str, Any] = {"num_attention_heads": base.heads, "num_key_value_heads": base.heads // 2}
     config = transformers.LlamaConfig(
         vocab_size=base.words, max_position_embeddings=2 * base.block, tie_word_embeddings=True, **sizes, **heads
     )
     config.bos_token_id = config.eos_token_id = 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the initialisers of Hugging Face take no generator
-        network: Any = transformers.LlamaForCausalLM(config).to(best_device())
+        network: Any = transformers.LlamaForCausalLM(config)
+    network.to(best_device())
     optimizer = torch.optim.AdamW(network.parameters(), base.lr, betas=(0.9, 0.98), weight_decay=0.05)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, base.steps))
     for rows in _batches(base, len(blocks_RT)):

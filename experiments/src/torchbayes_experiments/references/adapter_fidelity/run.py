@@ -151,7 +151,7 @@ class Problem:
         module = LastBlock(self._whole(**settings))
         return tb.Model(module, tb.likelihoods.Categorical(), prior, random="*lora*")
 
-    def _fitted(self, train: Rows) -> dict[str, tb.Posterior]:
+    def _fitted(self, train: Rows) -> dict[str, Any]:
         """Return the posteriors of all methods by name; fits that were interrupted continue."""
         methods, adapter = self.recipe.methods, self.recipe.adapter
         scale, rate = adapter.prior_scale, adapter.dropout
