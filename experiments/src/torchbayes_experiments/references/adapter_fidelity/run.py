@@ -129,10 +129,8 @@ class Problem:
         rows = {name: below(self._whole(), some) for name, some in self.rows.items()}
         train = rows.pop("train")
         posteriors = self._fitted(train)
-        hmc = posteriors[HMC]
-        assert isinstance(hmc, tb.Draws)
         inputs = {name: {key: rows[name][key] for key in rows[name] if key != "labels"} for name in rows}
-        diagnosis = tb.diagnose(hmc, inputs[MESSAGES], log=self.directory / "hmc")
+        diagnosis = tb.diagnose(posteriors[HMC], inputs[MESSAGES], log=self.directory / "hmc")
         predicted = {name: self._predicted(posteriors, some) for name, some in inputs.items()}
         for averages in predicted.values():
             averages[CONSTANT] = _constant(train["labels"], len(averages[HMC].probs))
