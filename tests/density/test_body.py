@@ -322,7 +322,8 @@ def test_a_frozen_body_of_convolutions() -> None:
     expected = model.log_joint(weights_of(model)[0], (inputs, torch.arange(5) % 3), 5)
     for _ in range(2):
         assert_close(density(weights_of(model)).log_density[0], expected.detach(), rtol=1e-12)
-    assert next(iter(density._bodies._known.values()), None) is not None
+    bodies: Any = density._bodies
+    assert next(iter(bodies._known.values()), None) is not None
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers and peft

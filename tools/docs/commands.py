@@ -109,8 +109,10 @@ def _elsewhere(words: list[str], root: Path) -> list[str]:
         known = {name for line in targets for name in line.split()}
         return [f"the Makefile has no target `{name}`" for name in wanted if name not in known]
     if words[0] == "python" and words[1] != "-c":
-        file = root / words[1] if words[1] != "-m" else root / words[2].replace(".", "/")
-        return [] if file.exists() or file.with_suffix(".py").exists() else [f"there is no {' '.join(words[:3])!r}"]
+        name = words[1] if words[1] != "-m" else words[2].replace(".", "/")
+        files = [place / name for place in (root, root / "experiments" / "src")]
+        found = any(file.exists() or file.with_suffix(".py").exists() for file in files)
+        return [] if found else [f"there is no {' '.join(words[:3])!r}"]
     return [] if words[0] in {"pip", "git", "python"} else [f"{words[0]!r} is no command the docs know"]
 
 
