@@ -89,6 +89,7 @@ class LogDensity:
         if model.coupled:
             _check_alone(self.ranks)
             chunk_size = max(chunk_size, num_data)
+        chunk_size = self.ranks.chunk_size(num_data, chunk_size)
         self.training, self.chunk_size = training, chunk_size
         self._backends = bound(model, training=training, chunk_size=chunk_size)
         self._checked, self._admitted = False, False

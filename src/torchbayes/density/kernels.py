@@ -117,6 +117,8 @@ def dense_model(model: Model) -> DenseModel:
 
     Raises an UnavailableError if the model does not qualify, or kernels cannot be built here; the message says why.
     """
+    if model.network.sharded:
+        raise UnavailableError("the network is split over processes")
     if model.network.spread:
         raise UnavailableError("the network lies on several devices")
     module, layout, affine = _within(model)

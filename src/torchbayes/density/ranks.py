@@ -145,6 +145,16 @@ class Ranks:
             raise ValueError(f"{count} rows cannot be split over {self.data} ranks. Use at most {count} for the data.")
         return _share(count, self.data, self.data_rank)
 
+    def chunk_size(self, count: int, size: int) -> int:
+        """Return the least chunk size, `size` or more, with which all shares of `count` rows have as many chunks.
+
+        Processes that hold parts of one network must call it equally often.
+        """
+        least, most = count // self.data, -(-count // self.data)
+        while -(-least // size) != -(-most // size):
+            size += 1
+        return size
+
     def members(self, count: int) -> slice:
         """Return this process's share of `count` members.
 

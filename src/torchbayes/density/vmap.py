@@ -88,12 +88,14 @@ def evaluate_stack(
 
 
 def refuses_stacked(backend: Backend, evaluation: Evaluation) -> str | None:
-    """Return a refusal if a network recomputes activations or draws random numbers; else None.
+    """Return a refusal if a network is split, recomputes activations or draws random numbers; else None.
 
     A transform would keep the activations, whose memory is to be saved. It does not provide random numbers of each
     member's own: two seeds then give different values.
     """
     network = backend.model.network
+    if network.sharded:
+        return "the network is split over processes, and a transform would keep all of it until the backward pass"
     values = _under_two_seeds(backend, evaluation) if backend.training else []
     if not backend.training:
         views, _ = backend.model.split(evaluation.weights_MD[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from torchbayes.model.initialisation import copied as module_copy
 from torchbayes.model.wrappers import unwrapped
 from torchbayes.native.process import trim
 from torchbayes.native.recomputation import Again, Calling
+from torchbayes.native.sharding import gathered_again, is_sharded
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
@@ -139,6 +140,8 @@ class Held:
         self._own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._seen: dict[bool, Seen] = {}  # by whether it is in training mode
         self._recomputing = set[bool]()  # the modes in which it checkpoints functions
+        # the thread that may call a module that is split over processes
+        self._thread = threading.get_ident() if any(map(is_sharded, self._own.values())) else None
         self._shell = _Shell(module, self._own, live)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,8 +204,17 @@ class Held:
             return functional_call(module, dict(state), args, kwargs)
         if effects is not None and effects.written:
             state = {**{name: self._own[name].clone() for name in effects.written}, **state}
-        with shell.lock, self._holding(state), Calling(_Pass(self, state)):
+        with shell.lock, self._holding(state), Calling(_Pass(self, state)), self._gathering():
             return module(*args, **kwargs)
+
+    def _gathering(self) -> AbstractContextManager[Any]:
+        """Return a context for a call of a module that may be split over processes; SettingError in another thread."""
+        if self._thread not in {None, threading.get_ident()}:
+            raise SettingError(
+                "the network is split over processes, which must call it in the same order, and threads have none. Use "
+                "it in the thread that made the Model."
+            )
+        return gathered_again(sharded=self._thread is not None)
 
     def ask(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> Seen | None:
         """Find out the effects of a call: once in each mode, and on copies.
@@ -240,6 +252,7 @@ class Held:
             ReadOnly(others) as kept,
             self._holding(held),
             Calling(_Pass(self, held)),
+            self._gathering(),
         ):
             try:
                 module(*args, **kwargs)

@@ -29,6 +29,7 @@ from torchbayes.model.layout import Layout, Random, RandomMask, is_random, names
 from torchbayes.model.origin import Given, Origin, away, check_known, device_of, made_by, outweighed, places
 from torchbayes.model.precision import Precision, widened
 from torchbayes.model.wrappers import plainly_named
+from torchbayes.native.sharding import is_sharded, whole
 
 Buffers = dict[str, Tensor]
 """name -> tensor; with a leading axis M or S where a function says so."""
@@ -70,8 +71,8 @@ class Network:
 
         Raises:
             TypeError: if it is no module or factory of modules, cannot be copied, or has weights of unlike dtypes.
-            ValueError: if no parameter is random, a parameter is not initialised yet or split over processes, a mask
-                does not fit, or a constant has no values.
+            ValueError: if no parameter is random, a parameter is not initialised yet, a mask does not fit, a constant
+                has no values, or the network is split over processes in a way that is not supported.
         """
         factory = None if isinstance(module, nn.Module) else module
         self.class_axis, made = class_axis, made_by(module)
@@ -118,6 +119,11 @@ class Network:
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.precision.weights
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are split over processes, which then must make the same calls in the same order."""
+        return any(map(is_sharded, self.constants.values()))
 
     @property
     def spread(self) -> bool:
@@ -268,7 +274,7 @@ def module_at(network: Network, weights_D: Tensor) -> nn.Module:
 def _chosen(named: Mapping[str, Tensor], random: Random) -> dict[str, Tensor]:
     """Return the random parameters by name; ValueError if there is none."""
     trainable = {name: parameter.detach() for name, parameter in named.items() if parameter.requires_grad}
-    chosen = {name: tensor for name, tensor in trainable.items() if is_random(name, random)}
+    chosen = {name: whole(tensor) for name, tensor in trainable.items() if is_random(name, random)}
     if not chosen:
         raise ValueError(
             f"no parameter is random: `random={names_of(random)!r}` matches none of the {len(trainable)} trainable "
