@@ -6,4 +6,13 @@ from torchbayes.adapters.prompts import answer_tokens, encode
 from torchbayes.adapters.questions import Question, multiple_choice, read_questions
 from torchbayes.adapters.sharding import shard
 
-__all__ = ["LastToken", "Question", "answer_tokens", "encode", "load_draw", "multiple_choice", "read_questions", "shard"]
+__all__ = [
+    "LastToken",
+    "Question",
+    "answer_tokens",
+    "encode",
+    "load_draw",
+    "multiple_choice",
+    "read_questions",
+    "shard",
+]

@@ -23,8 +23,8 @@ def shard(network: _Network, *, mesh: Any = None) -> _Network:
 
     A layer gathers its W when it is called and in the backward pass, and drops it after that. So a process holds about
     1/R of the base and one layer, in the place of the whole base. What is trained stays whole, and so do vectors. All
-    processes must hold the same network before, and call the result in the same order: `fit` with `Ranks.grid(chains=1)`
-    does so, and so do `predict` and `evaluate` on the same rows.
+    processes must hold the same network before, and call the result in the same order: `fit` does so, with
+    `Ranks.grid(chains=1)` or on the same rows, and so do `predict` and `evaluate` on the same rows.
 
     Args:
         network: the network, with `requires_grad=False` for what is to be split.
@@ -61,8 +61,8 @@ def shard(network: _Network, *, mesh: Any = None) -> _Network:
         part._parameters[name] = split[id(tensor)]
     if not split:
         raise ValueError(
-            f"the {seen(network)} has no frozen matrix to split. Freeze the base first, `requires_grad_(False)`, as "
-            f"PEFT does."
+            f"`network` has no frozen matrix to split; got {seen(network)}. Freeze the base first, by "
+            f"`requires_grad_(False)`, as PEFT does."
         )
     gather_in_calls(network)
     return network

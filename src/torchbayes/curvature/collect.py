@@ -18,7 +18,7 @@ from torchbayes.curvature.discovery import NetworkLayers
 from torchbayes.curvature.exact import exact_curvature
 from torchbayes.curvature.roots import parameter_information
 from torchbayes.curvature.sums import Piece, Sum, Sums
-from torchbayes.density.ranks import Ranks
+from torchbayes.density.ranks import Ranks, chunk_of
 from torchbayes.linalg import Curvature, DenseCurvature
 from torchbayes.linalg.blocks import with_independent
 from torchbayes.model.batches.batch import batch_size
@@ -137,7 +137,7 @@ class Collector:
             Σ log p(y|f) of the batch, float64 (M,).
         """
         count = batch_size(batch.inputs, 1)
-        rank_rows, piece_size, log_likelihoods = ranks.rows(count), ranks.chunk_size(count, self.rows), []
+        rank_rows, piece_size, log_likelihoods = ranks.rows(count), chunk_of(ranks, count, self.rows), []
         scale_MD = units(self.model, members.weights_MD).scale_MD
         for m in range(len(members.weights_MD)):
             total, into_D = {n: t[m] for n, t in totals_M.items()}, None if gradient_MD is None else gradient_MD[m]

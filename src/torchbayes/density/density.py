@@ -22,7 +22,7 @@ from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory, 
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.kernels import OnData
 from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
-from torchbayes.density.ranks import Ranks
+from torchbayes.density.ranks import Ranks, chunk_of
 from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
@@ -89,7 +89,7 @@ class LogDensity:
         if model.coupled:
             _check_alone(self.ranks)
             chunk_size = max(chunk_size, num_data)
-        chunk_size = self.ranks.chunk_size(num_data, chunk_size)
+        chunk_size = chunk_of(self.ranks, num_data, chunk_size)
         self.training, self.chunk_size = training, chunk_size
         self._backends = bound(model, training=training, chunk_size=chunk_size)
         self._checked, self._admitted = False, False

@@ -95,8 +95,14 @@ def describe_run(model: Model, source: Source, method: Method, *, seed: int, spa
     }
 
 
-def describe_constants(model: Model, method: Method) -> dict[str, Any]:
-    """Return the fingerprint of what a run takes from the network and its checkpoints do not hold."""
+def describe_constants(model: Model, method: Method, *, directory: Path | None) -> dict[str, Any]:
+    """Return the fingerprint of what a run takes from the network and its checkpoints do not hold.
+
+    It is empty without a directory, unless the network is split over processes, all of which must ask for fingerprints:
+    one of them may save the posterior alone.
+    """
+    if directory is None and not model.network.sharded:
+        return {}
     held = model.network.buffers if method.needs.network == "train" else ()
     return {CONSTANTS: fingerprint(model.network, without=held)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -204,17 +204,8 @@ class Held:
             return functional_call(module, dict(state), args, kwargs)
         if effects is not None and effects.written:
             state = {**{name: self._own[name].clone() for name in effects.written}, **state}
-        with shell.lock, self._holding(state), Calling(_Pass(self, state)), self._gathering():
+        with shell.lock, self._holding(state), Calling(_Pass(self, state)), _gathered(self._thread):
             return module(*args, **kwargs)
-
-    def _gathering(self) -> AbstractContextManager[Any]:
-        """Return a context for a call of a module that may be split over processes; SettingError in another thread."""
-        if self._thread not in {None, threading.get_ident()}:
-            raise SettingError(
-                "the network is split over processes, which must call it in the same order, and threads have none. Use "
-                "it in the thread that made the Model."
-            )
-        return gathered_again(sharded=self._thread is not None)
 
     def ask(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> Seen | None:
         """Find out the effects of a call: once in each mode, and on copies.
@@ -252,7 +243,7 @@ class Held:
             ReadOnly(others) as kept,
             self._holding(held),
             Calling(_Pass(self, held)),
-            self._gathering(),
+            _gathered(self._thread),
         ):
             try:
                 module(*args, **kwargs)
@@ -274,6 +265,18 @@ class Held:
         """Return the buffers that the module alone holds, without sparse ones and those without values."""
         named = ((n, t) for n, t in self._own.items() if not isinstance(t, nn.Parameter) and n not in self._shared)
         return {n: t for n, t in named if t.layout == torch.strided and not t.is_meta}
+
+
+def _gathered(thread: int | None) -> AbstractContextManager[Any]:
+    """Return a context for a call of a module that is split over processes, which one thread may call, or is not."""
+    if thread is None:
+        return nullcontext()
+    if thread != threading.get_ident():
+        raise SettingError(
+            "the network is split over processes, which must call it in the same order, and threads have none. Use it "
+            "in the thread that made the Model."
+        )
+    return gathered_again()
 
 
 def drops(inner: nn.Module) -> bool:

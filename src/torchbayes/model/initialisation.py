@@ -72,7 +72,8 @@ class _Sizes(NamedTuple):
 def copied(module: nn.Module, instead: Mapping[int, Tensor] | None = None) -> nn.Module:
     """Return a copy of a module, which holds `instead[id(t)]` in the place of a tensor t.
 
-    Its layers gather parameters that are split over processes, whether by FSDP or not, when they are called. Sparse buffers are cloned here, because torch cannot copy all of them in the usual way.
+    Its layers gather parameters that are split over processes, by FSDP or not, when they are called. Sparse buffers are
+    cloned here, because torch cannot copy all of them in the usual way.
     """
     sparse = {id(b): b.clone() for b in module.buffers() if b.layout != torch.strided}
     return plainly_copied(module, {**sparse, **_settled(module), **(instead or {})})

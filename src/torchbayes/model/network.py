@@ -29,6 +29,7 @@ from torchbayes.model.layout import Layout, Random, RandomMask, is_random, names
 from torchbayes.model.origin import Given, Origin, away, check_known, device_of, made_by, outweighed, places
 from torchbayes.model.precision import Precision, widened
 from torchbayes.model.wrappers import plainly_named
+from torchbayes.native.processes import LostRankError
 from torchbayes.native.sharding import is_sharded, whole
 
 Buffers = dict[str, Tensor]
@@ -50,6 +51,7 @@ class Network:
         precision: the dtypes of weights, inputs and parameters.
         mask: parameters of which only some elements are random.
         constants: name -> tensor of the parameters that are not random, in the memory of the given module.
+        sharded: whether they are split over processes, which then must make the same calls in the same order.
         borrowed: what else is in its memory too, and whether it has changed since.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
@@ -93,6 +95,7 @@ class Network:
         lent = borrowed(made, own)  # constants, which build no graph
         template = functional_copy(made, {**places(named, self.layout, self.mask, held_D=self._held_D), **lent})
         self.constants = {n: p for n, p in template.requires_grad_(False).named_parameters() if n not in chosen}
+        self.sharded = any(map(is_sharded, self.constants.values()))
         from_checkpoint = () if factory else loaded(made, self.layout)
         self._origin = Origin(
             factory, template, self.layout, self.mask, device=self.device, loaded=from_checkpoint, held=kept
@@ -119,11 +122,6 @@ class Network:
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.precision.weights
-
-    @property
-    def sharded(self) -> bool:
-        """Whether parameters are split over processes, which then must make the same calls in the same order."""
-        return any(map(is_sharded, self.constants.values()))
 
     @property
     def spread(self) -> bool:
@@ -372,11 +370,12 @@ class InputsError(ValueError):
 def taking(inputs: Any) -> Iterator[None]:
     """Turn a network's failure on `inputs` inside the `with` into InputsError.
 
-    Being out of memory, and OutputsError where the network takes the inputs but returns no outputs, pass through.
+    Being out of memory, a lost process, and OutputsError where the network takes the inputs but returns no outputs, pass
+    through.
     """
     try:
         yield
-    except (torch.OutOfMemoryError, OutputsError):
+    except (torch.OutOfMemoryError, OutputsError, LostRankError):
         raise
     except (RuntimeError, TypeError, IndexError, InputsError) as error:
         cause = error.__cause__ if isinstance(error, InputsError) else error

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack  # no public function says whether a transform is active
+
+from torchbayes.checks import SettingError
+from torchbayes.native.processes import answered
 
 _OF_FSDP = "torch.distributed.fsdp"
 _SHARDS: dict[int, Tensor] = {}  # address of the memory of a parameter gathered now -> its shard
@@ -42,10 +45,13 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor without gradient that has all elements, which all processes must ask for; itself if not split."""
+    """Return a tensor without gradient that has all elements, which all processes must ask for; itself if not split.
+
+    It raises LostRankError if one of them does not.
+    """
     if not is_sharded(tensor):
         return tensor
-    with torch.no_grad(), _outside_of_transforms():
+    with torch.no_grad(), answered(), _outside_of_transforms():
         return tensor.full_tensor()  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -119,14 +125,25 @@ def _release(part: nn.Module, *_: Any) -> None:
             part._parameters[name] = shard
 
 
-def gathered_again(*, sharded: bool) -> AbstractContextManager[Any]:
-    """Return a context of a call in which autograd saves how to gather parameters again, in the place of these.
+@contextmanager
+def gathered_again() -> Iterator[None]:
+    """Let autograd save how to gather parameters again inside the `with`, in the place of these.
 
-    Transforms of `torch.func` allow no such hooks. Under them gathered parameters stay until the backward pass.
+    Transforms of `torch.func` allow no such hooks. Under them gathered parameters stay until the backward pass. It
+    raises SettingError if a layer uses a parameter that is not gathered.
     """
-    if not sharded or peek_interpreter_stack():
-        return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(_packed, _unpacked)
+    hooks = torch.autograd.graph.saved_tensors_hooks(_packed, _unpacked)
+    try:
+        with nullcontext() if peek_interpreter_stack() else hooks:
+            yield
+    except RuntimeError as error:
+        if "DTensor" not in str(error):
+            raise
+        raise SettingError(
+            "a layer of the network reads a parameter that is split over processes from another layer, without calling "
+            "it, as DoRA and nn.MultiheadAttention do. Leave such parameters whole: `tb.adapters.shard` does so for "
+            "these two, and `fully_shard` takes them as `ignored_params`."
+        ) from error
 
 
 def _packed(tensor: Tensor) -> Any:

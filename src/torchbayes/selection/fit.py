@@ -178,9 +178,7 @@ def fit(
             model, source, method, begin=begin, validation=validation, directory=directory, callbacks=request.shown_to
         )
         begin = begin.with_learned(entries.get("chosen", {}).get("learned"))
-    # all processes describe a network that is split over them, because one of them may save the result alone
-    described = directory is not None or model.network.sharded
-    constants = describe_constants(model if space is None else space.whole, method) if described else {}
+    constants = describe_constants(model if space is None else space.whole, method, directory=directory)
     description = {**describe_run(model, source, method, seed=seed, space=space), **constants, **entries}
     density = density_of(model, source, method, ranks=shard.ranks)
     trim()  # frees copies that initialisers and a first run made
