@@ -19,6 +19,7 @@ from tests.oracles import assert_close, classes, normal
 from tests.ranks import check, launch
 from torchbayes.adapters import shard
 from torchbayes.checks import SettingError
+from torchbayes.density.ranks import chunk_of
 from torchbayes.native import sharding
 
 ROWS = (normal(13, 5, seed=0), classes(13, 3, seed=1))  # 13, so that the processes have other numbers of rows
@@ -175,6 +176,6 @@ def test_there_must_be_processes() -> None:
 @pytest.mark.parametrize(("rows", "size"), [(13, 6), (13, 1), (9, 2), (12, 5), (2, 1)])
 def test_all_shares_of_the_rows_have_as_many_chunks(rows: int, size: int) -> None:
     ranks = tb.Ranks(data=2)
-    chunk = ranks.chunk_size(rows, size)
+    chunk = chunk_of(ranks, rows, size)
     assert -(-(rows // 2) // chunk) == -(-(rows - rows // 2) // chunk)
     assert chunk >= size

@@ -96,15 +96,10 @@ def describe_run(model: Model, source: Source, method: Method, *, seed: int, spa
 
 
 def describe_constants(model: Model, method: Method, *, directory: Path | None) -> dict[str, Any]:
-    """Return the fingerprint of what a run takes from the network and its checkpoints do not hold.
-
-    It is empty without a directory, unless the network is split over processes, all of which must ask for fingerprints:
-    one of them may save the posterior alone.
-    """
-    if directory is None and not model.network.sharded:
-        return {}
+    """Return the fingerprint of what a run takes from the network and its checkpoints do not hold, if it is needed."""
+    needed = directory is not None or model.network.sharded  # of which one process may save the posterior
     held = model.network.buffers if method.needs.network == "train" else ()
-    return {CONSTANTS: fingerprint(model.network, without=held)}
+    return {CONSTANTS: fingerprint(model.network, without=held)} if needed else {}
 
 
 def recorded(directory: Path) -> tuple[Path, dict[str, Any]] | None:

@@ -370,8 +370,7 @@ class InputsError(ValueError):
 def taking(inputs: Any) -> Iterator[None]:
     """Turn a network's failure on `inputs` inside the `with` into InputsError.
 
-    Being out of memory, a lost process, and OutputsError where the network takes the inputs but returns no outputs, pass
-    through.
+    Lack of memory, a lost process, and OutputsError, where it takes the inputs but returns no outputs, pass through.
     """
     try:
         yield
