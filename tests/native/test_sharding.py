@@ -73,16 +73,15 @@ def same_fits(folder: Path) -> None:
             start = {"start": made()} if name == "kronecker" else {}
             expected = tb.fit(alone, ROWS, method, **start)
             path, probs = folder / f"{name}.safetensors", predicted(expected)
-            for ours in (
-                tb.fit(shards, ROWS, method, ranks=ranks, **start),
-                tb.fit(model(by_fsdp()), ROWS, method, **start),
-            ):
-                assert_close(predicted(ours), probs, rtol=1e-6)
-                if ranks.first:
-                    tb.load(ours.save(path), alone)
-                    expected.save(path)
-                ranks.wait()
-                assert_close(predicted(tb.load(path, shards)), probs)
+            ours = tb.fit(shards, ROWS, method, ranks=ranks, **start)
+            assert_close(predicted(ours), probs, rtol=1e-6)
+            if name in {"map", "kronecker"}:
+                assert_close(predicted(tb.fit(model(by_fsdp()), ROWS, method, **start)), probs, rtol=1e-6)
+            if ranks.first:  # one process saves, and any number read
+                tb.load(ours.save(path), alone)
+                expected.save(path)
+            ranks.wait()
+            assert_close(predicted(tb.load(path, shards)), probs)
         tb.fit(shards, ROWS, METHODS["map"], ranks=ranks, directory=folder / "run")
         refusals(shards, ranks, folder)
 
