@@ -113,14 +113,14 @@ def _gather(part: nn.Module, _: Any) -> None:
     for name, tensor in part._parameters.items():
         if tensor is not None and is_sharded(tensor):
             gathered: Any = whole(tensor)
-            gathered.shard = tensor
+            gathered._shard = tensor
             _SHARDS[_address(gathered)] = tensor
             part._parameters[name] = gathered
 
 
 def _release(part: nn.Module, *_: Any) -> None:
     for name, tensor in part._parameters.items():
-        if (shard := getattr(tensor, "shard", None)) is not None and tensor is not None:
+        if tensor is not None and (shard := getattr(tensor, "_shard", None)) is not None:
             _SHARDS.pop(_address(tensor), None)
             part._parameters[name] = shard
 
