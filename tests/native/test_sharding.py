@@ -70,7 +70,7 @@ def same_fits(folder: Path) -> None:
         alone, shards = model(made()), model(shard(made()))
         assert shards.layout.shapes == alone.layout.shapes
         for name, method in METHODS.items():
-            start = {"start": made()} if name == "kronecker" else {}
+            start: dict[str, Any] = {"start": made()} if name == "kronecker" else {}
             expected = tb.fit(alone, ROWS, method, **start)
             path, probs = folder / f"{name}.safetensors", predicted(expected)
             ours = tb.fit(shards, ROWS, method, ranks=ranks, **start)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchbayes.checks import check_kind, optional, seen
-from torchbayes.native.sharding import gather_in_calls, is_sharded
+from torchbayes.native.sharding import gather_in_calls
 
 _Network = TypeVar("_Network", bound=nn.Module)
 
@@ -74,10 +74,10 @@ def _frozen(network: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     Attention of PyTorch reads the weights of its output layer, and DoRA those of its base layer.
     """
     read = {id(part.out_proj) for part in network.modules() if isinstance(part, nn.MultiheadAttention)}
-    adapted = [part for part in network.modules() if getattr(part, "lora_magnitude_vector", None)]
+    adapted: list[Any] = [part for part in network.modules() if getattr(part, "lora_magnitude_vector", None)]
     read |= {id(inner) for part in adapted for inner in part.base_layer.modules()}
     for part in network.modules():
-        for name, tensor in part._parameters.items():
-            frozen = tensor is not None and not tensor.requires_grad and type(tensor) in {Tensor, nn.Parameter}
-            if frozen and tensor.ndim > 1 and id(part) not in read and not is_sharded(tensor):
+        for name, tensor in part._parameters.items() if id(part) not in read else ():
+            plain = tensor is not None and type(tensor) in {Tensor, nn.Parameter}  # as quantised and split ones are not
+            if plain and tensor.ndim > 1 and not tensor.requires_grad:
                 yield part, name, tensor
