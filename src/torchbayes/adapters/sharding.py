@@ -78,6 +78,7 @@ def _frozen(network: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     read |= {id(inner) for part in adapted for inner in part.base_layer.modules()}
     for part in network.modules():
         for name, tensor in part._parameters.items() if id(part) not in read else ():
-            plain = tensor is not None and type(tensor) in {Tensor, nn.Parameter}  # as quantised and split ones are not
-            if plain and tensor.ndim > 1 and not tensor.requires_grad:
+            if tensor is None or type(tensor) not in {Tensor, nn.Parameter}:  # quantised, or split already
+                continue
+            if tensor.ndim > 1 and not tensor.requires_grad:
                 yield part, name, tensor
