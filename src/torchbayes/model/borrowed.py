@@ -85,10 +85,11 @@ class Borrowed:
         return cls({name: tensor for name, tensor in named if id(tensor) in identities})
 
     def _watch(self) -> None:
-        self._versions = _versions(self.tensors.values())
+        self._held = [*map(local, self.tensors.values())]  # by this process
+        self._versions = _versions(self._held)
         self._names, self._parts = list[list[str]](), list[list[Tensor]]()
         groups: dict[Any, dict[str, Tensor]] = defaultdict(dict)
-        for name, tensor in zip(self.tensors, map(local, self.tensors.values()), strict=True):
+        for name, tensor in zip(self.tensors, self._held, strict=True):
             if type(tensor) in {Tensor, nn.Parameter} and tensor.layout == torch.strided and tensor.numel():
                 groups[tensor.device, tensor.dtype][name] = _diagonal(tensor.detach())
         for parts in groups.values():
@@ -105,7 +106,7 @@ class Borrowed:
 
     def check_versions(self) -> None:
         """Raise SettingError if the version counter of a tensor has moved: for every call, as it takes microseconds."""
-        if (now := _versions(self.tensors.values())) != self._versions:
+        if (now := _versions(self._held)) != self._versions:
             changed = (name for name, a, b in zip(self.tensors, now, self._versions, strict=True) if a != b)
             raise SettingError(_said([*changed]))
 
@@ -122,7 +123,7 @@ class Borrowed:
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
-    return [local(tensor)._version for tensor in tensors]
+    return [tensor._version for tensor in tensors]
 
 
 def _diagonal(tensor: Tensor) -> Tensor:

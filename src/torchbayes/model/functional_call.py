@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -140,8 +141,10 @@ class Held:
         self._own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._seen: dict[bool, Seen] = {}  # by whether it is in training mode
         self._recomputing = set[bool]()  # the modes in which it checkpoints functions
-        # the thread that may call a module that is split over processes
-        self._thread = threading.get_ident() if any(map(is_sharded, self._own.values())) else None
+        # the context of a call
+        self._gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if any(map(is_sharded, self._own.values())):
+            self._gathered = partial(_gathered, threading.get_ident())
         self._shell = _Shell(module, self._own, live)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -204,7 +207,7 @@ class Held:
             return functional_call(module, dict(state), args, kwargs)
         if effects is not None and effects.written:
             state = {**{name: self._own[name].clone() for name in effects.written}, **state}
-        with shell.lock, self._holding(state), Calling(_Pass(self, state)), _gathered(self._thread):
+        with shell.lock, self._holding(state), Calling(_Pass(self, state)), self._gathered():
             return module(*args, **kwargs)
 
     def ask(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> Seen | None:
@@ -243,7 +246,7 @@ class Held:
             ReadOnly(others) as kept,
             self._holding(held),
             Calling(_Pass(self, held)),
-            _gathered(self._thread),
+            self._gathered(),
         ):
             try:
                 module(*args, **kwargs)
@@ -267,10 +270,8 @@ class Held:
         return {n: t for n, t in named if t.layout == torch.strided and not t.is_meta}
 
 
-def _gathered(thread: int | None) -> AbstractContextManager[Any]:
-    """Return a context for a call of a module that is split over processes, which one thread may call, or is not."""
-    if thread is None:
-        return nullcontext()
+def _gathered(thread: int) -> AbstractContextManager[Any]:
+    """Return a context for a call of a module that is split over processes, which only this thread may call."""
     if thread != threading.get_ident():
         raise SettingError(
             "the network is split over processes, which must call it in the same order, and threads have none. Use it "
