@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import torchbayes as tb
 from tests.oracles import classes, normal
@@ -132,9 +134,28 @@ def test_a_module_of_distributed_data_parallelism_is_the_one_inside():
 
 
 @pytest.mark.usefixtures("process_group")
-def test_shards_of_a_module_are_refused():
+def test_a_start_may_be_split_over_processes():
     shards = plain()
+    expected = model(shards).given_weights()
     fully_shard(shards, mesh=init_device_mesh("cpu", (1,)))
-    for network, start in ((plain(), shards), (shards, None)):
-        with pytest.raises(ValueError, match=r"split over processes, as FSDP does.*load them into the plain module"):
-            tb.fit(model(network), ROWS, tb.MAP(epochs=1), start=start)
+    method = tb.Laplace(structure="dense", check_mode=False, prior="model")
+    posterior = tb.fit(model(plain()), ROWS, method, start=shards)
+    assert isinstance(posterior, tb.LaplacePosterior)
+    torch.testing.assert_close(posterior.mean_MD[0], expected, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
+def test_layers_that_hold_or_compute_on_shards_in_other_ways_are_refused():
+    mesh = init_device_mesh("cpu", (1,))
+    first = FullyShardedDataParallel(plain(), device_mesh=mesh, device_id=torch.device("cpu"))
+    tensor_parallel = parallelize_module(plain(), mesh, {"0": ColwiseParallel()})
+    buffered = plain()
+    buffered.register_buffer("shift", distribute_tensor(torch.zeros(4), mesh, [Shard(0)]))
+    for network, message in (
+        (first, "FullyShardedDataParallel, the first FSDP"),
+        (tensor_parallel, "compute on shards, as tensor parallelism"),
+        (buffered, "`shift` is a buffer that is split"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(network)

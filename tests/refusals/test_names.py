@@ -79,8 +79,9 @@ PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 FILES = {"adapters.read_questions", "load", "load_module", "calibration.load", "compression.load", "conformal.load"}
 ESTIMATORS = {"sklearn." + name for name in estimators.__all__}  # tests/sklearn: they check what they get in `fit`
 RUNS = {"lora." + name for name in ("acquire", "fit", "load", "predict", "score")}  # tests/lora: they need a base
+PROCESSES = {"adapters.shard"}  # needs a process group, as tests/native/test_sharding.py has it
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
-ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING | ESTIMATORS | RUNS
+ELSEWHERE = RESULTS | PROTOCOLS | FILES | PROCESSES | TAKE_NOTHING | ESTIMATORS | RUNS
 
 
 def names():

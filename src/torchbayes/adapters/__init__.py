@@ -6,6 +6,7 @@ from torchbayes.adapters.generation import generate, score
 from torchbayes.adapters.last_token import LastToken
 from torchbayes.adapters.prompts import answer_tokens, encode
 from torchbayes.adapters.questions import Question, multiple_choice, read_questions
+from torchbayes.adapters.sharding import shard
 
 __all__ = [
     "Answers",
@@ -19,4 +20,5 @@ __all__ = [
     "multiple_choice",
     "read_questions",
     "score",
+    "shard",
 ]

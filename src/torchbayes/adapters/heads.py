@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchbayes.checks import seen
+from torchbayes.native.sharding import whole as gathered
 
 
 class TiedRows(nn.Module):
@@ -106,7 +107,7 @@ def _linear(whole: nn.Linear, rows: Tensor) -> nn.Linear:
 
 
 def _some(whole: Tensor, rows: Tensor) -> nn.Parameter:
-    return nn.Parameter(whole.detach()[rows.to(whole.device)], requires_grad=whole.requires_grad)
+    return nn.Parameter(gathered(whole.detach())[rows.to(whole.device)], requires_grad=whole.requires_grad)
 
 
 def _replace(network: nn.Module, name: str, part: nn.Module) -> None:

@@ -6,7 +6,7 @@ Members are taken one by one whatever the plan of the density, because each piec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from torchbayes.curvature.discovery import NetworkLayers
 from torchbayes.curvature.exact import exact_curvature
 from torchbayes.curvature.roots import parameter_information
 from torchbayes.curvature.sums import Piece, Sum, Sums
-from torchbayes.density.ranks import Ranks
+from torchbayes.density.ranks import Ranks, chunk_of
 from torchbayes.linalg import Curvature, DenseCurvature
 from torchbayes.linalg.blocks import with_independent
 from torchbayes.model.batches.batch import batch_size
@@ -136,7 +136,8 @@ class Collector:
         Returns:
             Σ log p(y|f) of the batch, float64 (M,).
         """
-        rank_rows, log_likelihoods = ranks.rows(batch_size(batch.inputs, 1)), []
+        count = batch_size(batch.inputs, 1)
+        rank_rows, piece_size, log_likelihoods = ranks.rows(count), chunk_of(ranks, count, self.rows), []
         scale_MD = units(self.model, members.weights_MD).scale_MD
         for m in range(len(members.weights_MD)):
             total, into_D = {n: t[m] for n, t in totals_M.items()}, None if gradient_MD is None else gradient_MD[m]
@@ -145,8 +146,9 @@ class Collector:
             if ranks.data > 1:  # ranks sum only the change, because the state kept between passes is added only once
                 share = {n: t.clone() for n, t in total.items()}
                 part_D = None if into_D is None else torch.zeros_like(into_D)
+            pieces = _pieces(rows, piece_size)
             log_likelihoods.append(
-                self._add(share, members, rows, member=m, scale_D=scale_MD[m], gradient_D=part_D, position=position)
+                self._add(share, members, pieces, member=m, scale_D=scale_MD[m], gradient_D=part_D, position=position)
             )
             if ranks.data > 1:
                 change = [share[n] - total[n] for n in total]
@@ -161,18 +163,18 @@ class Collector:
         self,
         total: Sum,
         members: Members,
-        rows: Batch,
+        pieces: Iterable[Batch],
         *,
         member: int,
         scale_D: Tensor,
         gradient_D: Tensor | None,
         position: tuple[int, int],
     ) -> Tensor:
-        """Add rows of one member, and return their log likelihood."""
+        """Add the rows of one member, in pieces, and return their log likelihood."""
         weights_D = members.weights_MD[member]
         views, parameters = self.model.split(weights_D)
         log_likelihood = torch.zeros((), dtype=torch.float64, device=weights_D.device)
-        for number, some_rows in enumerate(_pieces(rows, self.rows)):
+        for number, some_rows in enumerate(pieces):
             piece = Piece(
                 self.network,
                 views,

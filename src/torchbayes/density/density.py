@@ -23,7 +23,7 @@ from torchbayes.density.body.record import Bodies
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.kernels import OnData
 from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
-from torchbayes.density.ranks import Ranks
+from torchbayes.density.ranks import Ranks, chunk_of
 from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
@@ -88,9 +88,8 @@ class LogDensity:
             refuse_faults(model, data, training=training)
         share = self.ranks.rows(num_data)
         self.data = data and data.map(lambda t: t[share].contiguous())
-        if model.coupled:
-            _check_alone(self.ranks)
-            chunk_size = max(chunk_size, num_data)
+        _check_shares(model, self.ranks)
+        chunk_size = chunk_of(self.ranks, num_data, max(chunk_size, num_data) if model.coupled else chunk_size)
         self.training, self.chunk_size = training, chunk_size
         self._backends = bound(model, training=training, chunk_size=chunk_size)
         self._checked, self._admitted, self._bodies = False, False, Bodies(model) if data else None
@@ -304,12 +303,20 @@ def _scaled(
     return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (density.num_data / rows)
 
 
-def _check_alone(ranks: Ranks) -> None:
-    """Raise a SettingError if ranks share coupled rows."""
-    if ranks.data > 1:
+def _check_shares(model: Model, ranks: Ranks) -> None:
+    """Raise a SettingError if ranks share rows that are coupled, or would not call a network that is split alike."""
+    if ranks.data == 1:
+        return
+    if model.coupled:
         raise SettingError(
             f"the rows of this model are coupled (`Model(coupled=True)`), so {ranks.data} ranks cannot split them. Let "
             f"them share the members (`Ranks.grid(data=1)`)."
+        )
+    if model.network.sharded and (model.chunk_size is not None or model.network.precision.is_half):
+        what = "`chunk_size`" if model.chunk_size is not None else "float16, whose gradients may be taken twice,"
+        raise SettingError(
+            f"the network is split over processes, which must call it equally often, and {what} does not let those "
+            f"that share rows do so. Leave `ranks` out, so that each takes all rows."
         )
 
 

@@ -118,6 +118,8 @@ def dense_model(model: Model) -> DenseModel:
     Raises an UnavailableError if the model does not qualify, or kernels cannot be built here; the message says why.
     """
     whole = model.network
+    if whole.sharded:
+        raise UnavailableError("the network is split over processes")
     if whole.precision.devices or {tensor.device for tensor in whole.constants.values()} - {whole.device}:
         raise UnavailableError("the network lies on several devices")
     if model.network.precision.autocast is not None:

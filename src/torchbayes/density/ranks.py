@@ -13,8 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
@@ -24,10 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchbayes.checks import check_counts, check_flags, check_positive, optional
-
-
-class LostRankError(RuntimeError):
-    """Another process of the fit has died or stopped with an error."""
+from torchbayes.native.processes import answered
 
 
 @dataclass(frozen=True)
@@ -162,7 +158,7 @@ class Ranks:
         """Replace tensors by their sums, the same on each rank, over the ranks that share the data of these members."""
         if self.data == 1:
             return
-        with _answered():
+        with answered():
             works = [dist.all_reduce(tensor, group=self.data_group, async_op=True) for tensor in tensors]
             for work in works:
                 assert work is not None
@@ -177,7 +173,7 @@ class Ranks:
         padded = share.new_zeros(most, *share.shape[1:])
         padded[: len(share)] = share
         parts = [torch.empty_like(padded) for _ in bounds]
-        with _answered():
+        with answered():
             dist.all_gather(parts, padded, group=self.chain_group)
         return torch.cat([gathered[: b.stop - b.start] for gathered, b in zip(parts, bounds, strict=True)])
 
@@ -186,16 +182,27 @@ class Ranks:
         if self.size == 1:
             return choice
         answer = torch.tensor(int(choice))
-        with _answered():
+        with answered():
             dist.broadcast(answer, 0)
         return bool(answer)
 
     def wait(self) -> None:
         """Wait until every process has come here."""
         if self.size > 1:
-            with _answered():
+            with answered():
                 # This runs on the CPU; dist.barrier would choose a GPU itself.
                 dist.all_reduce(torch.zeros(1))
+
+
+def chunk_of(ranks: Ranks, count: int, size: int) -> int:
+    """Return the least chunk size, `size` or more, with which each rank's share of `count` rows has as many chunks.
+
+    Processes that hold parts of one network must call it equally often.
+    """
+    least, most = count // ranks.data, -(-count // ranks.data)
+    while -(-least // size) != -(-most // size):
+        size += 1
+    return size
 
 
 def check_equal(ranks: Ranks, tensors: Sequence[Tensor]) -> None:
@@ -207,7 +214,7 @@ def check_equal(ranks: Ranks, tensors: Sequence[Tensor]) -> None:
         return
     totals = torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors])
     bounds = torch.stack([totals, -totals])
-    with _answered():
+    with answered():
         dist.all_reduce(bounds, dist.ReduceOp.MAX, group=ranks.data_group)
     if not torch.equal(bounds[0], -bounds[1]):
         raise ValueError(
@@ -241,15 +248,3 @@ def _open(backend: str, timeout: timedelta) -> None:
     store.set_timeout(timeout)
     keys = dist.PrefixStore(f"torchbayes {next(_OPENED)}", store)  # type: ignore[attr-defined]  # PyTorch's own list
     dist.init_process_group(backend, store=keys, rank=rank, world_size=world, timeout=timeout)
-
-
-@contextmanager
-def _answered() -> Iterator[None]:
-    """Turn any failure to communicate into a LostRankError."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise LostRankError(
-            "a rank of this fit no longer answers: it died, or stopped with an error that it has said itself. So this "
-            "one stops too. A run with a directory can be resumed, on any number of ranks."
-        ) from error

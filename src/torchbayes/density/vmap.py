@@ -55,7 +55,12 @@ class Vmap(Backend):
         """
         network, (weights_SD, inputs, buffers_S, chunk_size, masks_S) = self.model.network, functions
         rows, draws = min(batch_size(inputs), chunk_size), len(weights_SD)
-        if not network.constants or masks_S is not None or min(draws, at_once := chunk_size // rows) < 2:
+        if (
+            not network.constants
+            or network.sharded
+            or masks_S is not None
+            or min(draws, at_once := chunk_size // rows) < 2
+        ):
             return None
         if not reach_of(first_pass(self.model, functions)).together(rows):
             return None
@@ -123,12 +128,14 @@ def evaluate_stack(
 
 
 def refuses_stacked(backend: Backend, evaluation: Evaluation) -> str | None:
-    """Return a refusal if a network recomputes activations or draws random numbers; else None.
+    """Return a refusal if a network is split, recomputes activations or draws random numbers; else None.
 
     A transform would keep the activations, whose memory is to be saved. It does not provide random numbers of each
     member's own: two seeds then give different values.
     """
     network, evaluation = backend.model.network, first_chunk(backend, evaluation)
+    if network.sharded:
+        return "the network is split over processes, and a transform would keep all of it until the backward pass"
     values = _under_two_seeds(backend, evaluation) if backend.training else []
     if not backend.training:
         views, _ = backend.model.split(evaluation.weights_MD[0])

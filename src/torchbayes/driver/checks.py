@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from torchbayes.checks import (
     SettingError,
@@ -115,16 +116,27 @@ def check_draws(method: Method, like_D: Tensor, device: torch.device) -> None:
         check_memory(needed, "the draws of all chains", device, steps=method.length(1))
 
 
-def check_shares(model: Model, method: Method, ranks: Ranks) -> None:
+def check_shares(model: Model, method: Method, ranks: Ranks, *, directory: Path | None) -> None:
     """Check that processes may share the rows of a batch, and the members.
 
-    A batch norm would see only the rows of its own process, and coupled members would be separated.
+    A batch norm would see only the rows of its own process, coupled members would be separated, and processes that hold
+    parts of one network would call it more or less often.
     """
     norms = (*model.network.batch_norms, *model.network.by_batch)
     if ranks.data > 1 and method.needs.network == "train" and norms:
         raise ValueError(
             f"`{norms[0]}` is a batch norm, whose statistics are those of a whole batch, so ranks "
             f"cannot split the data. Let them share the members (`Ranks.grid(data=1)`), or use group norm."
+        )
+    if directory is not None and model.network.sharded and ranks.size < distributed.get_world_size():
+        raise ValueError(
+            "the network is split over processes, and each would write to the same `directory`. Say that they share "
+            "the fit: `ranks=Ranks.grid()`."
+        )
+    if ranks.chains > 1 and model.network.sharded:
+        raise ValueError(
+            f"the network is split over processes, which must call it equally often, and {ranks.chains} ranks that "
+            f"share the members do not. Let them share the data (`Ranks.grid(chains=1)`)."
         )
     if ranks.chains > 1 and method.needs.coupled:
         raise ValueError(

@@ -96,10 +96,11 @@ def describe_run(model: Model, source: Source, method: Method, *, seed: int, spa
     }
 
 
-def describe_constants(model: Model, method: Method) -> dict[str, Any]:
-    """Return the fingerprint of what a run takes from the network and its checkpoints do not hold."""
+def describe_constants(model: Model, method: Method, *, directory: Path | None) -> dict[str, Any]:
+    """Return the fingerprint of what a run takes from the network and its checkpoints do not hold, if it is needed."""
+    needed = directory is not None or model.network.sharded  # of which one process may save the posterior
     held = model.network.buffers if method.needs.network == "train" else ()
-    return {CONSTANTS: fingerprint(model.network, without=held)}
+    return {CONSTANTS: fingerprint(model.network, without=held)} if needed else {}
 
 
 def recorded(directory: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -384,8 +385,7 @@ class Run:
 
     def save(self, posterior: Posterior) -> None:
         """Write the posterior of this run."""
-        path = self._path(POSTERIOR)
-        if path is not None:
+        if (path := self._path(POSTERIOR)) is not None:
             tensors, header = self.shelf.packed(posterior)
             write_tensors(path, tensors, {**header, "run": self.name}, once=True)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchbayes.checks import SettingError
 from torchbayes.density.dynamics import Density, Phase, Value, leapfrog
-from torchbayes.density.ranks import LostRankError
+from torchbayes.native.processes import LostRankError
 from torchbayes.randomness.seeds import Purpose, generator
 
 # RuntimeErrors with another cause than the target: memory, devices, unimplemented operations, other processes

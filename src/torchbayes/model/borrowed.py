@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import SettingError
+from torchbayes.native.sharding import is_sharded, local
 from torchbayes.randomness.generators import DispatchMode
 
 _SOME = 16  # elements of each tensor that are compared
@@ -53,7 +54,7 @@ def _lent(tensor: Tensor) -> Tensor | None:
     """
     if tensor.is_meta or tensor.is_inference():
         return None
-    if type(tensor) in {Tensor, nn.Parameter}:
+    if type(tensor) in {Tensor, nn.Parameter} or (tensor.requires_grad and is_sharded(tensor)):
         return _like(tensor, tensor.detach())
     return None if tensor.requires_grad else tensor  # quantised weights hold more than their elements
 
@@ -84,10 +85,11 @@ class Borrowed:
         return cls({name: tensor for name, tensor in named if id(tensor) in identities})
 
     def _watch(self) -> None:
-        self._versions = _versions(self.tensors.values())
+        self._held = [*map(local, self.tensors.values())]  # by this process
+        self._versions = _versions(self._held)
         self._names, self._parts = list[list[str]](), list[list[Tensor]]()
         groups: dict[Any, dict[str, Tensor]] = defaultdict(dict)
-        for name, tensor in self.tensors.items():
+        for name, tensor in zip(self.tensors, self._held, strict=True):
             if type(tensor) in {Tensor, nn.Parameter} and tensor.layout == torch.strided and tensor.numel():
                 groups[tensor.device, tensor.dtype][name] = _diagonal(tensor.detach())
         for parts in groups.values():
@@ -104,7 +106,7 @@ class Borrowed:
 
     def check_versions(self) -> None:
         """Raise SettingError if the version counter of a tensor has moved: for every call, as it takes microseconds."""
-        if (now := _versions(self.tensors.values())) != self._versions:
+        if (now := _versions(self._held)) != self._versions:
             changed = (name for name, a, b in zip(self.tensors, now, self._versions, strict=True) if a != b)
             raise SettingError(_said([*changed]))
 
@@ -176,7 +178,7 @@ class ReadOnly(DispatchMode):
 def _place(tensor: Tensor) -> int:
     """Return the address of the memory that a tensor is in; 0 if it has none of the usual kind."""
     try:
-        return tensor.untyped_storage().data_ptr()
+        return local(tensor).untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse tensors, and classes that hold others
         return 0
 

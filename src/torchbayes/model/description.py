@@ -23,6 +23,7 @@ from torchbayes.model.likelihoods.weighted import spread_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Network
 from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.native.sharding import whole
 
 CONSTANTS = "constants"
 """The entry of files that holds a fingerprint."""
@@ -113,13 +114,14 @@ def fingerprint(network: Network, *, without: Container[str] = ()) -> dict[str, 
     """Return what identifies each tensor that is not inferred: the checksum of its bytes, its dtype, some elements.
 
     A body of 100 million parameters takes half a second, once for each network. Buffers named in `without` do not
-    count, because others take their place. SettingError is raised if a tensor has changed since the Model was made.
+    count, because others take their place. Of a network that is split over processes all must ask at once, the first
+    time. SettingError is raised if a tensor has changed since the Model was made.
     """
     network.borrowed.check()
     prints = _KNOWN.setdefault(network, {})
     for name, tensor in _constants(network).items():
         if name not in prints:
-            prints[name] = _printed(tensor.detach().cpu())
+            prints[name] = _printed(whole(tensor.detach()).cpu())
     return {name: text for name, text in prints.items() if text and name not in without}
 
 

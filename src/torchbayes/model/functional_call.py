@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torchbayes.model.initialisation import copied as module_copy
 from torchbayes.model.wrappers import differentiated, unwrapped
 from torchbayes.native.process import trim
 from torchbayes.native.recomputation import Again, Calling
+from torchbayes.native.sharding import gathered_again, sharded
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
@@ -139,6 +141,10 @@ class Held:
         self._own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._seen: dict[bool, Seen] = {}  # by whether it is in training mode
         self._recomputing = set[bool]()  # the modes in which it checkpoints functions
+        # the context of a call
+        self._gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if sharded(self._own.items()):
+            self._gathered = partial(_gathered, threading.get_ident())
         self._shell = _Shell(module, self._own, live)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,7 +207,7 @@ class Held:
             return functional_call(module, dict(state), args, kwargs)
         if effects is not None and effects.written:
             state = {**{name: self._own[name].clone() for name in effects.written}, **state}
-        with shell.lock, self._holding(state), Calling(_Pass(self, state)):
+        with shell.lock, self._holding(state), Calling(_Pass(self, state)), self._gathered():
             return module(*args, **kwargs)
 
     def ask(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> Seen | None:
@@ -240,6 +246,7 @@ class Held:
             ReadOnly(others) as kept,
             self._holding(held),
             Calling(_Pass(self, held)),
+            self._gathered(),
         ):
             try:
                 module(*args, **kwargs)
@@ -261,6 +268,16 @@ class Held:
         """Return the buffers that the module alone holds, without sparse ones and those without values."""
         named = ((n, t) for n, t in self._own.items() if not isinstance(t, nn.Parameter) and n not in self._shared)
         return {n: t for n, t in named if t.layout == torch.strided and not t.is_meta}
+
+
+def _gathered(thread: int) -> AbstractContextManager[Any]:
+    """Return a context for a call of a module that is split over processes, which only this thread may call."""
+    if thread != threading.get_ident():
+        raise SettingError(
+            "the network is split over processes, which must call it in the same order, and threads have none. Use it "
+            "in the thread that made the Model."
+        )
+    return gathered_again()
 
 
 def drops(inner: nn.Module) -> bool:

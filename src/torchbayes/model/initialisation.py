@@ -16,7 +16,6 @@ by more than chance; a matrix four times smaller or eight times larger is refuse
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import re
@@ -33,6 +32,7 @@ from torchbayes.checks import SettingError
 from torchbayes.model.borrowed import ReadOnly, apart, borrowed
 from torchbayes.model.layout import Layout
 from torchbayes.model.wrappers import plainly_named, reset_magnitudes
+from torchbayes.native.sharding import is_sharded, plainly_copied
 
 _OF_PARTS = ("reset_parameters", "_reset_parameters")
 _OF_WHOLES = ("init_weights", "_init_weights", "initialize_weights", "_initialize_weights")
@@ -72,10 +72,11 @@ class _Sizes(NamedTuple):
 def copied(module: nn.Module, instead: Mapping[int, Tensor] | None = None) -> nn.Module:
     """Return a copy of a module, which holds `instead[id(t)]` in the place of a tensor t.
 
-    Sparse buffers are cloned here, because torch cannot copy all of them in the usual way.
+    Its layers gather parameters that are split over processes, by FSDP or not, when they are called. Sparse buffers are
+    cloned here, because torch cannot copy all of them in the usual way.
     """
     sparse = {id(b): b.clone() for b in module.buffers() if b.layout != torch.strided}
-    return copy.deepcopy(module, {**sparse, **_settled(module), **(instead or {})})
+    return plainly_copied(module, {**sparse, **_settled(module), **(instead or {})})
 
 
 def _settled(module: nn.Module) -> dict[int, Tensor]:
@@ -105,7 +106,7 @@ def _settled(module: nn.Module) -> dict[int, Tensor]:
 
 def without_values(tensor: Tensor) -> bool:
     """Return whether a tensor has no values, on the meta device; subclasses of Tensor there may have some."""
-    return tensor.is_meta and type(tensor) in {Tensor, nn.Parameter}
+    return tensor.is_meta and (type(tensor) in {Tensor, nn.Parameter} or is_sharded(tensor))
 
 
 class Fresh(NamedTuple):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchbayes.checks import seen
 from torchbayes.model.precision import widened
+from torchbayes.native.sharding import whole
 
 Globs = str | Sequence[str]
 
@@ -180,7 +181,7 @@ class RandomMask:
                 )
             if not mask.all() and mask.any():
                 indices[name] = mask.flatten().nonzero()[:, 0].to(named[name].device)
-        return cls(indices, {name: widened(named[name].detach().clone()) for name in indices})
+        return cls(indices, {name: widened(whole(named[name].detach()).clone()) for name in indices})
 
     def select(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the parameters, of which partly random ones are reduced to their random elements, (n,)."""

@@ -12,7 +12,7 @@ large network takes no memory beside the members' weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -29,6 +29,8 @@ from torchbayes.model.layout import Layout, Random, RandomMask, is_random, names
 from torchbayes.model.origin import Given, Origin, away, check_known, device_of, made_by, outweighed, places
 from torchbayes.model.precision import Precision, widened
 from torchbayes.model.wrappers import plainly_named
+from torchbayes.native.processes import LostRankError
+from torchbayes.native.sharding import sharded, whole
 
 Buffers = dict[str, Tensor]
 """name -> tensor; with a leading axis M or S where a function says so."""
@@ -49,6 +51,7 @@ class Network:
         precision: the dtypes of weights, inputs and parameters.
         mask: parameters of which only some elements are random.
         constants: name -> tensor of the parameters that are not random, in the memory of the given module.
+        sharded: whether they are split over processes, which then must make the same calls in the same order.
         borrowed: what else is in its memory too, and whether it has changed since.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
@@ -70,8 +73,8 @@ class Network:
 
         Raises:
             TypeError: if it is no module or factory of modules, cannot be copied, or has weights of unlike dtypes.
-            ValueError: if no parameter is random, a parameter is not initialised yet or split over processes, a mask
-                does not fit, or a constant has no values.
+            ValueError: if no parameter is random, a parameter is not initialised yet, a mask does not fit, a constant
+                has no values, or the network is split over processes in a way that is not supported.
         """
         factory = None if isinstance(module, nn.Module) else module
         self.class_axis, made = class_axis, made_by(module)
@@ -90,6 +93,7 @@ class Network:
         lent = borrowed(made, own)  # constants, which build no graph
         template = functional_copy(made, {**places(named, self.layout, self.mask, held_D=self._held_D), **lent})
         self.constants = {n: p for n, p in template.requires_grad_(False).named_parameters() if n not in chosen}
+        self.sharded = bool(sharded(self.constants.items()))
         known = () if factory else loaded(made, self.layout)
         self._origin = Origin(factory, template, self.layout, self.mask, device=self.device, loaded=known, held=kept)
         live = _live_modules(template, self.layout)
@@ -98,9 +102,7 @@ class Network:
         check_known(template, {*self.layout.names, *self.buffers} - self.mask.indices.keys())
         if any(map(without_values, self.buffers.values())):
             self.buffers = only([*self.buffers], self._origin.drawn()[1])
-        norms = {n: m for n, m in template.named_modules() if isinstance(m, _NormBase)}
-        self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
-        self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
+        self.batch_norms, self.by_batch = _norms(template, live)
         self.convolutional = any(isinstance(m, nn.Conv2d) for m in template.modules())
         self.borrowed = Borrowed.of(template, lent.values())
         self.held = Held(template.eval(), self.layout.names, live, shared=self.borrowed.tensors)
@@ -252,7 +254,7 @@ def module_at(network: Network, weights_D: Tensor) -> nn.Module:
 def _chosen(named: Mapping[str, Tensor], random: Random) -> dict[str, Tensor]:
     """Return the random parameters by name; ValueError if there is none."""
     trainable = {name: parameter.detach() for name, parameter in named.items() if parameter.requires_grad}
-    chosen = {name: tensor for name, tensor in trainable.items() if is_random(name, random)}
+    chosen = {name: whole(tensor) for name, tensor in trainable.items() if is_random(name, random)}
     if not chosen:
         raise ValueError(
             f"no parameter is random: `random={names_of(random)!r}` matches none of the {len(trainable)} trainable "
@@ -330,6 +332,13 @@ def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
     return frozenset(live)
 
 
+def _norms(module: nn.Module, live: Container[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of norms with running statistics that follow training mode, and of batch norms without them."""
+    norms = {n: m for n, m in module.named_modules() if isinstance(m, _NormBase)}
+    moving = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
+    return moving, tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
+
+
 def refuse_by_batch(network: Network) -> None:
     """Raise ValueError if a row's outputs depend on the other rows, by batch norm without running statistics."""
     if network.by_batch:
@@ -357,11 +366,11 @@ class InputsError(ValueError):
 def taking(inputs: Any) -> Iterator[None]:
     """Turn a network's failure on `inputs` inside the `with` into InputsError.
 
-    Being out of memory, and OutputsError where the network takes the inputs but returns no outputs, pass through.
+    Lack of memory, a lost process, and OutputsError, where it takes the inputs but returns no outputs, pass through.
     """
     try:
         yield
-    except (torch.OutOfMemoryError, OutputsError):
+    except (torch.OutOfMemoryError, OutputsError, LostRankError):
         raise
     except (RuntimeError, TypeError, IndexError, InputsError) as error:
         cause = error.__cause__ if isinstance(error, InputsError) else error

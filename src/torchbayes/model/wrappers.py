@@ -2,7 +2,8 @@
 
 A wrapper holds its module as `_orig_mod` or `module`, so that names in files and globs would depend on it. Wrappers are
 removed. A wrapper of `torch.compile` would compile again for the parameters of every call, and data parallelism splits
-rows, which `ranks=` does. The plan "compiled" compiles a fit as a whole.
+rows, which `ranks=` does. The plan "compiled" compiles a fit as a whole. Parameters that are split over processes stay
+so (`torchbayes.native.sharding`).
 
 Layers of PEFT that scale the rows of a weight by m/n, n the norms of W + s B A (DoRA), take n for a constant in the
 backward pass, so that their gradient is not that of their outputs. `differentiated` gives it back.
@@ -10,27 +11,57 @@ backward pass, so that their gradient is not that of their outputs. `differentia
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 
+from torchbayes.native.sharding import by_fsdp, local, sharded
+
 _INSIDE, _SHARDED = "_orig_mod", "_fsdp_wrapped_module"
+_SPLIT = "torch.distributed.tensor"
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """Return a module without the wrappers around it; ValueError if its weights are split over processes."""
-    shards = any(_SHARDED in part._modules for part in module.modules())
-    if shards or any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
-        raise ValueError(
-            "the weights of the network are split over processes, as FSDP does, and this one holds only its shards. "
-            "Get them with `get_model_state_dict` of torch.distributed.checkpoint.state_dict and "
-            "`StateDictOptions(full_state_dict=True)`, load them into the plain module, and pass that."
-        )
+    """Return a module without the wrappers around it.
+
+    Parameters that `fully_shard` gathered for a call are split again.
+
+    Raises:
+        ValueError: if it is split over processes in a way that is not supported.
+    """
+    if _SPLIT in sys.modules:  # without it nothing is split
+        for part in by_fsdp(module):
+            part.reshard()
+        _check_split(module)
     while _INSIDE in module._modules or isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         module = module.get_submodule(_INSIDE if _INSIDE in module._modules else "module")
     return module
+
+
+def _check_split(module: nn.Module) -> None:
+    """Raise ValueError if a module is split over processes otherwise than in parameters that can be gathered."""
+    if any(_SHARDED in part._modules for part in module.modules()):
+        raise ValueError(
+            "the network is wrapped by FullyShardedDataParallel, the first FSDP, whose layers have no parameters of "
+            "their own. Split it by `fully_shard` of torch.distributed.fsdp, or by `tb.adapters.shard`."
+        )
+    if any(getattr(part, "_distribute_module_applied", False) for part in module.modules()):
+        raise ValueError(
+            "layers of the network compute on shards, as tensor parallelism does (`parallelize_module`). Split the "
+            "parameters alone, by `tb.adapters.shard` or by `fully_shard` of torch.distributed.fsdp."
+        )
+    split = sharded(module.named_parameters())
+    away = [n for n, t in split.items() if not t.is_meta and local(t).device.type != t.device_mesh.device_type]  # pyright: ignore[reportAttributeAccessIssue]
+    if away:
+        raise ValueError(
+            f"`{away[0]}` is split over processes and kept on another kind of device than they compute on, as "
+            f"`CPUOffloadPolicy` does. Split the network without offloading."
+        )
+    if buffers := sharded(module.named_buffers()):
+        raise ValueError(f"`{next(iter(buffers))}` is a buffer that is split over processes. Split parameters alone.")
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -26,6 +26,7 @@ from torchbayes.model.layout import Layout, only
 from torchbayes.model.model import Model, with_learned
 from torchbayes.model.network import Buffers
 from torchbayes.native.process import full_path
+from torchbayes.native.sharding import whole as gathered
 from torchbayes.posteriors.problems import note
 
 Trained = nn.Module | Mapping[str, Any] | str | PathLike[str]
@@ -220,6 +221,7 @@ def _check_constants(model: Model, held: Mapping[str, Tensor], source: str) -> N
 
 def _same(first: Tensor, second: Tensor) -> bool:
     """Return whether a tensor equals the model's, to the precision of `second`."""
+    first, second = gathered(first), gathered(second)
     return first.shape == second.shape and torch.equal(first.to(second.device, second.dtype), second)
 
 

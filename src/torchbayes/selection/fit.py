@@ -169,7 +169,7 @@ def fit(
     if method.needs.start is not None:
         method, start, entries = _at_modes(model, rows.data, method, start=start, request=request)
     shard = Shard(method.members, ranks or Ranks())
-    check_shares(model, method, shard.ranks)
+    check_shares(model, method, shard.ranks, directory=directory)
     check_size(model, method, members=shard.count, in_memory=directory is None)
     problems = _problems_of(start, given=first_start is not None)
     source, faults = rows_of(model, rows.data, method)
@@ -179,7 +179,7 @@ def fit(
             model, source, method, begin=begin, validation=validation, directory=directory, callbacks=request.shown_to
         )
         begin = begin.with_learned(entries.get("chosen", {}).get("learned"))
-    constants = {} if directory is None else describe_constants(model if space is None else space.whole, method)
+    constants = describe_constants(model if space is None else space.whole, method, directory=directory)
     description = {**describe_run(model, source, method, seed=seed, space=space), **constants, **entries}
     density = density_of(model, source, method, ranks=shard.ranks)
     trim()  # frees copies that initialisers and a first run made

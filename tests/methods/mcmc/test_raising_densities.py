@@ -18,10 +18,10 @@ from torch import Tensor, distributions, nn
 import torchbayes as tb
 from torchbayes.checks import SettingError
 from torchbayes.density import Value
-from torchbayes.density.ranks import LostRankError
 from torchbayes.methods.faults import evaluated, is_fault
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sampler import Sampler
+from torchbayes.native.processes import LostRankError
 
 SAMPLERS: dict[str, Callable[[int], Sampler]] = {
     "hmc": lambda chains: tb.HMC(chains, 24, 12, step_size=0.5, trajectory=1.2, jitter=0.5),

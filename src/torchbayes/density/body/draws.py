@@ -33,10 +33,11 @@ def in_chunks(model: Model, functions: Functions, run: Callable[[Any, int], Tens
 
 def _instead(at: Pass, passes: int) -> AbstractContextManager[None]:
     """Return a context in which passes over the rows of `at` do not run the body of the network."""
-    if passes < 2 or not at.model.network.constants or not reach_of(at).pays(passes, batch_size(at.inputs)):
+    network = at.model.network
+    if passes < 2 or not network.constants or network.sharded or not reach_of(at).pays(passes, batch_size(at.inputs)):
         return nullcontext()
     body = record(at)
-    return body.instead(at.model.network) if body else nullcontext()
+    return body.instead(network) if body else nullcontext()
 
 
 def first_pass(model: Model, functions: Functions) -> Pass:

@@ -21,6 +21,7 @@ from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.network import Network, outputs_in
 from torchbayes.native.process import differentiable
 from torchbayes.native.recomputation import activations_kept
+from torchbayes.native.sharding import is_sharded
 from torchbayes.randomness.seeds import Purpose, generator, seeded
 
 _ATTEMPTS = 3  # passes in search of gradients
@@ -138,7 +139,8 @@ def _silenced(asked: _Asked, views: Mapping[str, Tensor], names: set[str]) -> se
     Parameters of step functions have no gradient, but an effect. Parameters that these rows do not use, such as heads
     of other tasks, have no effect under any constants.
     """
-    constants = {name: tensor for name, tensor in asked.network.constants.items() if tensor.is_floating_point()}
+    floats = {name: tensor for name, tensor in asked.network.constants.items() if tensor.is_floating_point()}
+    constants = {name: tensor for name, tensor in floats.items() if not is_sharded(tensor)}
     if not names or not constants:
         return set()
     changed_constants = changed(constants, _ATTEMPTS)
