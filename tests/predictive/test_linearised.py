@@ -369,6 +369,32 @@ def test_samples_have_the_covariance_between_outputs():
     assert ((found - exact).abs() < 5 * error).all()
 
 
+@pytest.mark.parametrize("name", ["mlp", "batch norm", "multihead attention"])
+def test_samples_of_many_outputs_are_those_of_drawn_weights(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torchbayes.predictive.linearised.MANY", 0)
+    found, (mean_MBK, jacobian_MBKD) = posterior(name, "laplace kronecker"), oracle.outputs_of(name, TEST)
+    linearised = tb.Linearised(found, link="samples", samples=6, seed=4)
+    drawn = linearised.predictive(NETS[name].inputs(TEST), chunk_size=3).outputs_SBK
+    moves_SMD = found.gaussian.sample(6 * M, seed=4).view(6, M, -1) - found.gaussian.mean_MD
+    expected = mean_MBK + torch.einsum("mbkd,smd->smbk", jacobian_MBKD, moves_SMD)
+    assert_close(drawn.view(6, M, *mean_MBK.shape[1:]), expected, rtol=1e-8, atol=1e-10)
+
+
+def test_many_classes_take_draws_and_no_gradient_of_each_class():
+    torch.manual_seed(0)
+    net, inputs = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 150)).double(), normal(40, 4)
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    found = tb.fit(model, (inputs, torch.arange(40)), tb.Laplace(check_mode=False, prior="model"), start=net)
+    with FlopCounterMode(display=False) as work:
+        prediction = tb.predict(found, inputs)
+    with FlopCounterMode(display=False) as by_class:
+        tb.predict(tb.Linearised(found, link="probit"), inputs)
+    assert prediction.draws == 100
+    assert 2 * work.get_total_flops() < by_class.get_total_flops()  # which grow as the square of the classes
+    exact = tb.predict(tb.Linearised(found, link="pairwise"), inputs).probs
+    assert 0.5 * (prediction.probs - exact).abs().sum(-1).mean() < 0.05  # half of it is the error of 100 draws
+
+
 def test_samples_take_no_copy_of_the_covariance_for_every_draw():
     samples, rows, classes_ = 200, 3, 40
     model = tb.Model(nn.Linear(2, classes_).double(), tb.likelihoods.Categorical())

@@ -29,6 +29,23 @@ def _graph(model: Model, views: Mapping[str, Tensor], inputs: Any, buffers: Buff
         yield leaves, outputs
 
 
+def tangent_outputs(
+    model: Model, views: Mapping[str, Tensor], inputs: Any, *, vectors_RD: Tensor, buffers: Buffers | None
+) -> Tensor:
+    """Return the outputs of the linearised network, f + J v, for several vectors v over its weights, (R, B, ...)."""
+    with _graph(model, views, inputs, buffers) as (leaves, outputs):
+        pushed = [*_pushed(model, outputs, leaves, vectors_RD=vectors_RD)]
+    return outputs.detach() + torch.stack(pushed)
+
+
+def _pushed(model: Model, outputs: Tensor, leaves: Mapping[str, Tensor], *, vectors_RD: Tensor) -> Iterator[Tensor]:
+    """Yield J v for each vector."""
+    dummy = torch.zeros_like(outputs, requires_grad=True)
+    pulled = torch.autograd.grad(outputs, [*leaves.values()], dummy, create_graph=True, materialize_grads=True)
+    for parts in zip(*model.network.layout.split(vectors_RD).values(), strict=True):
+        yield torch.autograd.grad(pulled, dummy, parts, retain_graph=True)[0]
+
+
 def curvature_products(
     model: Model, views: Mapping[str, Tensor], inputs: Any, *, root: Any, vectors_RD: Tensor, buffers: Buffers | None
 ) -> Tensor:
@@ -39,11 +56,8 @@ def curvature_products(
     layout = model.network.layout
     with _graph(model, views, inputs, buffers) as (leaves, outputs):
         tensors, columns = list(leaves.values()), root(outputs)
-        dummy = torch.zeros_like(outputs, requires_grad=True)
-        pulled = torch.autograd.grad(outputs, tensors, dummy, create_graph=True, materialize_grads=True)
         products = []
-        for parts in zip(*layout.split(vectors_RD).values(), strict=True):
-            (pushed,) = torch.autograd.grad(pulled, dummy, parts, retain_graph=True)
+        for pushed in _pushed(model, outputs, leaves, vectors_RD=vectors_RD):
             shares = (columns * pushed).flatten(2).sum(-1)  # rᵀ J v of every column and row
             weighted = (columns * shares.view(*shares.shape, *[1] * (columns.ndim - 2))).sum(0)
             back = torch.autograd.grad(outputs, tensors, weighted, retain_graph=True, materialize_grads=True)

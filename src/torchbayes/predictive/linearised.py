@@ -18,6 +18,7 @@ leave the region in which the network is nearly linear. The link maps f to the t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -29,6 +30,7 @@ from torch import Tensor
 from torchbayes.checks import as_seed, check_counts, check_memory, plain
 from torchbayes.curvature.discovery import SPREAD_ROWS, LayerSupport
 from torchbayes.curvature.features import Leaf
+from torchbayes.curvature.products import tangent_outputs
 from torchbayes.curvature.tangent import Centre, Tangent
 from torchbayes.display import shown_by
 from torchbayes.linalg.matrices import eigh
@@ -43,7 +45,7 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.last_layer import LinearisedModule
-from torchbayes.predictive.links import CLOSED, EXACT, MARGINAL, Link, centre_of, link_of
+from torchbayes.predictive.links import CENTRED, CLOSED, EXACT, MANY, MARGINAL, Link, centre_of, link_of
 from torchbayes.predictive.mixture import check_outputs
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -69,9 +71,11 @@ class Linearised:
     Attributes:
         posterior: Laplace, or a Gaussian over any structure.
         link: "auto" is "gaussian" for regression and "normal_cdf" for Probit, which are exact; "pairwise" for up to
-            100 classes, "probit" for more and for Bernoulli, "samples" for other likelihoods. "probit" takes K
+            100 classes, "probit" for more on a last layer and for Bernoulli, "samples" for the rest. "probit" takes K
             variances instead of K² covariances.
-        samples: functions drawn for each member by "samples".
+        samples: functions drawn for each member by "samples". Rows of up to 100 outputs have draws of their own, from
+            the covariance of their outputs. With more, weights are drawn, and f + J (w − w*) takes the time of about
+            three passes for each draw, whatever the number of outputs.
         seed: seed of these functions.
         chunk: numbers that a piece of the rows may take: the bound on memory.
     """
@@ -166,7 +170,12 @@ class Linearised:
         """
         with outside_inference():
             means_MD, placed = self.posterior.gaussian.mean_MD, checked(self.model, inputs)
-            link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
+            tangent = self._tangents(placed)[0][0]
+            link = link_of(self.link, self.model.likelihood, outputs=tangent.outputs)
+            if self.link == "auto" and link == CENTRED and not tangent.last:
+                link = "samples"  # K variances would take K gradients
+            if link == "samples" and math.prod(tangent.shape) > MANY:
+                return self._drawn(placed, rows=chunk_size)
             functions = partial(self._functions, together=link == "samples", centre=centre_of(link))
             return linked(
                 link,
@@ -178,6 +187,20 @@ class Linearised:
                 seed=self.seed,
                 rows=chunk_size,
             )
+
+    def _drawn(self, placed: Any, *, rows: int) -> Predictive:
+        """Return the predictive of f + J (w − w*) for drawn weights w, the same for all inputs."""
+        model, gaussian = self.model, self.posterior.gaussian
+        draws, size = self.samples * gaussian.members, model.network.layout.size
+        moves_SMD = gaussian.sample(draws, seed=self.seed).unflatten(0, (self.samples, -1)) - gaussian.mean_MD
+        pieces = [rows_of(placed, slice(a, a + rows)) for a in range(0, batch_size(placed), rows)]
+        drawn = []
+        for m, (tangent, _) in enumerate(self._tangents(placed)):
+            views, _ = model.split(tangent.weights_D)
+            options: dict[str, Any] = {"vectors_RD": moves_SMD[:, m, :size], "buffers": tangent.buffers}
+            drawn.append(torch.cat([tangent_outputs(model, views, piece, **options) for piece in pieces], dim=1))
+            check_memory(draws * drawn[0][0].nbytes, "sampled functions", drawn[0].device, samples=self.samples)
+        return _of_draws(model, torch.stack(drawn, dim=1).flatten(0, 1), gaussian.mean_MD, samples=self.samples)
 
     def module(self, *, level: float | None = 0.95) -> LinearisedModule:
         """Return the closed form of a last layer as a plain `nn.Module` that can be exported: inputs -> name -> tensor.
@@ -289,13 +312,17 @@ def linked(
         check_outputs(model.likelihood, mean_MBK)
         return Predictive(averaged_MBK, model.likelihood)
     mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*gaussians, strict=True))
-    parameters = broadcasting(model.split(weights_MD)[1], mean_MBK)
     if link == "gaussian":
+        parameters = broadcasting(model.split(weights_MD)[1], mean_MBK)
         return Predictive(mean_MBK, model.likelihood, parameters, function_variance=spread)
     check_memory(samples * mean_MBK.nbytes, "sampled functions", mean_MBK.device, samples=samples)
-    drawn = _drawn(mean_MBK, spread, samples, seed=seed)
-    repeated = {n: p.repeat(samples, *[1] * (p.ndim - 1)) for n, p in parameters.items()}
-    return Predictive(drawn, model.likelihood, repeated)
+    return _of_draws(model, _drawn(mean_MBK, spread, samples, seed=seed), weights_MD, samples=samples)
+
+
+def _of_draws(model: Model, outputs_SBK: Tensor, weights_MD: Tensor, *, samples: int) -> Predictive:
+    """Return the predictive of drawn functions; draw s has the learned parameters of member s mod M."""
+    learned = {n: p.repeat(samples, *[1] * (p.ndim - 1)) for n, p in model.split(weights_MD)[1].items()}
+    return Predictive(outputs_SBK, model.likelihood, broadcasting(learned, outputs_SBK))
 
 
 def _drawn(mean_MBK: Tensor, covariance_MBNN: Tensor, samples: int, *, seed: int) -> Tensor:

@@ -22,7 +22,7 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
     "pairwise": (Categorical,),
     "bridge": (Categorical,),
 }
-_MANY = 100  # outputs; beyond, K² covariances per row are computed only on request
+MANY = 100  # outputs; beyond, K² covariances per row are computed only on request
 
 
 def normal_cdf(mean: Tensor, variance: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
     """
     check_choice(get_args(Link), link=link)
     if link == "auto":
-        few = ("pairwise",) if outputs <= _MANY else ()
+        few = ("pairwise",) if outputs <= MANY else ()
         usual = ("gaussian", "normal_cdf", *few, "probit")
         link = next((n for n in usual if _goes_with(n, likelihood)), "samples")
     if link in _KINDS and not _goes_with(link, likelihood):
