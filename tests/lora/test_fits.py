@@ -56,6 +56,19 @@ def test_adapters_learn_the_rule(scores: dict[str, lora.Score]):
         assert scores[method].metrics["accuracy"] > 0.9, method
 
 
+def test_bases_of_4_bits_give_posteriors_that_load_back(folder: Path, tmp_path: Path):
+    pytest.importorskip("bitsandbytes")
+    few = settings(folder, load_in_4bit=True, device="cpu", epochs=2)
+    fitted = lora.fit(few, ["laplace", "tfb", "scalabl"], directory=tmp_path / "run", callbacks=())
+    read, asked = lora.load(tmp_path / "run"), folder / "test.jsonl"
+    for method in fitted.posteriors:
+        before, after = (
+            torch.tensor([p for each in lora.predict(run, asked, method=method) for p in each["probabilities"]])
+            for run in (fitted, read)
+        )
+        assert_close(after, before, atol=1e-6)
+
+
 def test_laplace_and_tfb_are_around_the_trained_adapter(every: lora.Run):
     trained: Any = every.posteriors["map"]
     laplace, tfb = (every.posteriors[name] for name in ("laplace", "tfb"))

@@ -141,8 +141,6 @@ def test_prompts_templates_and_shares(here: Path):
 def test_missing_libraries(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bases, "find_spec", lambda name: None if name == "bitsandbytes" else True)
     refused(here, "`load_in_4bit` needs bitsandbytes, which is not installed", ImportError, load_in_4bit=True)
-    monkeypatch.setattr(bases, "find_spec", lambda name: True)
-    refused(here, "`load_in_4bit` needs a GPU", load_in_4bit=True, device="cpu")
     monkeypatch.setattr(bases, "find_spec", lambda name: None)
     refused(here, r"transformers and peft, which are not installed: pip install 'torchbayes\[lora\]'", ImportError)
 
