@@ -1,4 +1,4 @@
-"""The code of the tutorial on adapters runs as it stands, and what its text says of the outputs holds on this machine."""
+"""The code of the tutorial on adapters runs as it stands, and what its text says of the outputs holds here."""
 
 from __future__ import annotations
 
