@@ -136,6 +136,9 @@ def test_prompts_templates_and_shares(here: Path):
     refused(here, "has no chat template", template="chat")
     refused(here, "of which a share of 0.01 would be held out, 0", test=None, held_out=0.01)
     refused(here, "no LoRA can be put on .*Name other `targets`", targets=("nothing",))
+    written = json.loads((here / "base" / "config.json").read_text())
+    (here / "base" / "config.json").write_text(json.dumps(written | {"max_position_embeddings": 4}))
+    refused(here, "train.jsonl, line 1: its prompt has .* tokens, more than the limit of 4", max_length=50)
 
 
 def test_missing_libraries(here: Path, monkeypatch: pytest.MonkeyPatch):

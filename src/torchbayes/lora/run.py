@@ -173,7 +173,7 @@ def load(directory: str | PathLike[str], *, base: str | None = None, trust: bool
     settings = Settings(**recorded["settings"])
     settings = settings if base is None else replace(settings, base=base)
     opened = open_base(settings, trust=trust)
-    asked = Asked(settings, Encoding.of(opened.tokenizer, settings, recorded["classes"]))
+    asked = Asked(settings, Encoding.of(opened, settings, recorded["classes"]))
     loaded = load_base(opened, settings)
     _check_base(home, recorded, loaded.name, loaded.fingerprint)
     setup = Setup(settings, loaded, trained(loaded, str(home / finished[0] / ADAPTER)), asked)
