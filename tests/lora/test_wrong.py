@@ -233,6 +233,7 @@ def test_a_study_that_cannot_be(folder: Path, tmp_path: Path):
         (lambda: lora.fit(lora.Settings("base", "data"), directory=3), "`directory` must be a path"),  # type: ignore[arg-type]
         (lambda: lora.fit(lora.Settings("base", "data"), resume="yes"), "`resume` must be True or False"),  # type: ignore[arg-type]
         (lambda: lora.load(3), "`directory` must be a path"),  # type: ignore[arg-type]
+        (lambda: lora.load("run", method=3), "`method` must be a name"),  # type: ignore[arg-type]
         (lambda: lora.score("run"), "`run` must be a run"),  # type: ignore[arg-type]
         (lambda: lora.predict("run", []), "`run` must be a run"),  # type: ignore[arg-type]
         (lambda: lora.acquire("base"), "`settings` must be Settings"),  # type: ignore[arg-type]
