@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,34 @@ def test_adapters_learn_the_rule(scores: dict[str, lora.Score]):
     assert scores[BASE].metrics["accuracy"] < 0.7
     for method in ("map", "ensemble", "laplace", "tfb", "swag"):
         assert scores[method].metrics["accuracy"] > 0.9, method
+
+
+def test_bases_of_4_bits_give_posteriors_that_load_back(folder: Path, tmp_path: Path):
+    pytest.importorskip("bitsandbytes")
+    few = settings(folder, load_in_4bit=True, device="cpu", epochs=2)
+    fitted = lora.fit(few, ["laplace", "tfb", "scalabl"], directory=tmp_path / "run", callbacks=())
+    read, asked = lora.load(tmp_path / "run"), folder / "test.jsonl"
+    for method in fitted.posteriors:
+        before, after = (
+            torch.tensor([p for each in lora.predict(run, asked, method=method) for p in each["probabilities"]])
+            for run in (fitted, read)
+        )
+        assert_close(after, before, atol=1e-6)
+
+
+def test_a_damaged_posterior_is_in_nobody_elses_way(every: lora.Run, tmp_path: Path):
+    assert every.directory is not None
+    home = shutil.copytree(every.directory, tmp_path / "run")
+    (home / "map" / "posterior.safetensors").write_bytes(b"")
+    (home / "map" / "adapter" / "adapter_model.safetensors").write_bytes(b"")
+    for method in ("tfb", "scalabl"):
+        asked = every.setup.asked.questions.test
+        read = lora.load(home, method=method)
+        assert lora.predict(read, asked) == lora.predict(every, asked, method=method)
+    with pytest.raises(ValueError, match="damaged"):
+        lora.load(home, method="map")
+    with pytest.raises(ValueError, match=r"say whose posterior, `method`: map, .*; got 'mapp'"):
+        lora.load(home, method="mapp")
 
 
 def test_laplace_and_tfb_are_around_the_trained_adapter(every: lora.Run):

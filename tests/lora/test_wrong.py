@@ -136,13 +136,14 @@ def test_prompts_templates_and_shares(here: Path):
     refused(here, "has no chat template", template="chat")
     refused(here, "of which a share of 0.01 would be held out, 0", test=None, held_out=0.01)
     refused(here, "no LoRA can be put on .*Name other `targets`", targets=("nothing",))
+    written = json.loads((here / "base" / "config.json").read_text())
+    (here / "base" / "config.json").write_text(json.dumps(written | {"max_position_embeddings": 4}))
+    refused(here, "train.jsonl, line 1: its prompt has .* tokens, more than the limit of 4", max_length=50)
 
 
 def test_missing_libraries(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bases, "find_spec", lambda name: None if name == "bitsandbytes" else True)
     refused(here, "`load_in_4bit` needs bitsandbytes, which is not installed", ImportError, load_in_4bit=True)
-    monkeypatch.setattr(bases, "find_spec", lambda name: True)
-    refused(here, "`load_in_4bit` needs a GPU", load_in_4bit=True, device="cpu")
     monkeypatch.setattr(bases, "find_spec", lambda name: None)
     refused(here, r"transformers and peft, which are not installed: pip install 'torchbayes\[lora\]'", ImportError)
 
@@ -232,6 +233,7 @@ def test_a_study_that_cannot_be(folder: Path, tmp_path: Path):
         (lambda: lora.fit(lora.Settings("base", "data"), directory=3), "`directory` must be a path"),  # type: ignore[arg-type]
         (lambda: lora.fit(lora.Settings("base", "data"), resume="yes"), "`resume` must be True or False"),  # type: ignore[arg-type]
         (lambda: lora.load(3), "`directory` must be a path"),  # type: ignore[arg-type]
+        (lambda: lora.load("run", method=3), "`method` must be a name"),  # type: ignore[arg-type]
         (lambda: lora.score("run"), "`run` must be a run"),  # type: ignore[arg-type]
         (lambda: lora.predict("run", []), "`run` must be a run"),  # type: ignore[arg-type]
         (lambda: lora.acquire("base"), "`settings` must be Settings"),  # type: ignore[arg-type]

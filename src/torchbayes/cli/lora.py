@@ -121,12 +121,13 @@ def _predict(chosen: Mapping[str, Any], run: Any) -> None:
     output = Path(chosen["output"] or Path(chosen["directory"]) / "answers.jsonl")
     if chosen["output"] is not None and output.exists() and not chosen["overwrite"]:
         raise ValueError(f"{output} is there already. Add --overwrite, or choose another --output.")
-    if run is None:
-        run = load(chosen["directory"], base=chosen["base"], trust=chosen["trust"])
     methods = [] if chosen["method"] is None else named(chosen["method"])
     if len(methods) > 1:
         raise ValueError(f"one method predicts; got {', '.join(methods)}. Name it with --method.")
-    said = answers.predict(run, chosen["predict"], method=methods[0] if methods else None)
+    method = methods[0] if methods else None
+    if run is None:
+        run = load(chosen["directory"], method=method, base=chosen["base"], trust=chosen["trust"])
+    said = answers.predict(run, chosen["predict"], method=method)
     path = answers.write(output, said)
     print(json.dumps(said, indent=1) if chosen["json"] else f"Answers: {short_path(path)}")
 

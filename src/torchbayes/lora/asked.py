@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.adapters import Question, answer_tokens, encode, multiple_choice, read_questions
+from torchbayes.lora.base import Opened
 from torchbayes.lora.settings import Settings
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -97,17 +98,17 @@ class Encoding:
     answers: Tensor
 
     @classmethod
-    def of(cls, tokenizer: Any, settings: Settings, classes: int) -> Encoding:
+    def of(cls, opened: Opened, settings: Settings, classes: int) -> Encoding:
         """Return the encoding that settings describe.
 
         Raises ValueError if a letter is not one token, or there is no chat template.
         """
-        chat = settings.template == "chat"
+        tokenizer, chat = opened.tokenizer, settings.template == "chat"
         if chat and not getattr(tokenizer, "chat_template", None):
             raise ValueError(f"the tokenizer of {settings.base} has no chat template. Take the template `plain`.")
         template = _chat(tokenizer) if chat else _plain(settings.template)
         answers = _answers(tokenizer, classes, settings.before, first="" if chat else " ")
-        return cls(tokenizer, classes, template, not chat, settings.max_length, answers)
+        return cls(tokenizer, classes, template, not chat, _limit(opened, settings), answers)
 
     def rows(self, questions: Sequence[Question]) -> dict[str, Tensor]:
         """Return questions as tensors by name, as `encode` does."""
@@ -123,6 +124,15 @@ class Encoding:
     def inputs(self, questions: Sequence[Question]) -> dict[str, Tensor]:
         """Return questions as tensors without their answers, of which some may have one."""
         return self.rows([replace(question, answer=None) for question in questions])
+
+
+def _limit(opened: Opened, settings: Settings) -> int | None:
+    """Return how many tokens a prompt may have: what is asked for or the tokenizer says, and no more than positions."""
+    positions = getattr(opened.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int):
+        return settings.max_length
+    said = opened.tokenizer.model_max_length if settings.max_length is None else settings.max_length
+    return min(said, positions)
 
 
 def _answers(tokenizer: Any, classes: int, before: str | None, *, first: str) -> Tensor:

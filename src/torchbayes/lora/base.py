@@ -66,10 +66,6 @@ def open_base(settings: Settings, *, trust: bool = False) -> Opened:
             "dtype=bfloat16."
         )
     name, device = settings.base, place_of(settings.device)
-    if (
-        settings.load_in_4bit and device == "cpu"
-    ):  # where bitsandbytes packs weights anew in calls: no base to recognise
-        raise ValueError("`load_in_4bit` needs a GPU; the device is cpu. Take dtype=bfloat16.")
     how = {"local_files_only": _is_folder(name), "trust_remote_code": trust}
     with _reading(name, "configuration", trust=trust):
         config = transformers.AutoConfig.from_pretrained(name, **how)

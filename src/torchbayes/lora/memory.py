@@ -54,16 +54,16 @@ def check_fits(empty: nn.Module, settings: Settings, device: str, *, length: int
             f"{settings.base} would take about {size_of(takes.total)} on {device}: {size_of(takes.base)} for its "
             f"weights, {size_of(takes.adapters)} for adapters and {size_of(takes.activations)} for a batch of "
             f"{settings.batch_size} questions of {length:,} tokens; {size_of(free)} are free. "
-            f"{advice(settings, device)}"
+            f"{advice(settings)}"
         )
 
 
-def advice(settings: Settings, device: str) -> str:
+def advice(settings: Settings) -> str:
     """Return what takes less memory than these settings, in one sentence."""
     ways = [f"batch_size={settings.batch_size // 2}"] if settings.batch_size > 1 else []
     if settings.dtype in {"auto", "float32"} and not settings.load_in_4bit:
         ways.append("dtype=bfloat16, which halves weights saved in float32")
-    if not settings.load_in_4bit and device != "cpu":
+    if not settings.load_in_4bit:
         ways.append("load_in_4bit=true, for a quarter of those in bfloat16")
     ways += [] if settings.max_length is None else ["shorter prompts"]
     return f"Try {'; '.join([*ways, 'or a smaller base'])}."
@@ -79,7 +79,7 @@ def explained(settings: Settings, device: str) -> Iterator[None]:
             torch.cuda.empty_cache()
         raise RuntimeError(
             f"there is not enough memory on {device} for {settings.base} and a batch of {settings.batch_size} "
-            f"questions. {advice(settings, device)} What was done is kept: go on with `resume`."
+            f"questions. {advice(settings)} What was done is kept: go on with `resume`."
         ) from error
 
 

@@ -13,7 +13,7 @@ Nothing in it is code, and nothing is a pickle.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
@@ -69,7 +69,7 @@ class Run:
         if method is None and len(self.posteriors) == 1:
             return next(iter(self.posteriors.values()))
         if method is None or method not in self.posteriors:
-            raise ValueError(f"say whose posterior, `method`: {', '.join(self.posteriors)}; got {method!r}.")
+            raise ValueError(_which(self.posteriors, method))
         return self.posteriors[method]
 
 
@@ -147,11 +147,14 @@ def begun(
             yield setup
 
 
-def load(directory: str | PathLike[str], *, base: str | None = None, trust: bool = False) -> Run:
+def load(
+    directory: str | PathLike[str], *, method: str | None = None, base: str | None = None, trust: bool = False
+) -> Run:
     """Read the run in a directory, to predict with it.
 
     Args:
         directory: of `fit`.
+        method: whose posterior to read; all that are finished if None.
         base: folder or name of the base, if it is elsewhere now.
         trust: run the code that comes with the base.
 
@@ -160,24 +163,27 @@ def load(directory: str | PathLike[str], *, base: str | None = None, trust: bool
 
     Raises:
         FileNotFoundError: if there is no run, or no posterior in it.
-        ValueError: if the base is another one than that of the run, or files are damaged.
+        ValueError: if the base is another one than that of the run, files are damaged, or the method has no posterior.
     """
     check_kind((str, PathLike), "a path", directory=directory)
-    optional(check_kind, str, "a name", base=base)
+    optional(check_kind, str, "a name", method=method, base=base)
     check_flags(trust=trust)
     home = full_path(directory)
     recorded = read_run(home)
     finished = [n for n in recorded["methods"] if (home / n / POSTERIOR).is_file() and (home / n / ADAPTER).is_dir()]
     if not finished:
         raise FileNotFoundError(f"{home} has no posterior yet. Finish the run: fit(…, resume=True), or --resume.")
+    if method is not None and method not in finished:
+        raise ValueError(_which(finished, method))
     settings = Settings(**recorded["settings"])
     settings = settings if base is None else replace(settings, base=base)
     opened = open_base(settings, trust=trust)
-    asked = Asked(settings, Encoding.of(opened.tokenizer, settings, recorded["classes"]))
+    asked = Asked(settings, Encoding.of(opened, settings, recorded["classes"]))
     loaded = load_base(opened, settings)
     _check_base(home, recorded, loaded.name, loaded.fingerprint)
-    setup = Setup(settings, loaded, trained(loaded, str(home / finished[0] / ADAPTER)), asked)
-    return Run(setup, {n: load_posterior(home / n / POSTERIOR, setup.model(n)) for n in finished}, home)
+    names = finished if method is None else [method]
+    setup = Setup(settings, loaded, trained(loaded, str(home / names[0] / ADAPTER)), asked)
+    return Run(setup, {n: load_posterior(home / n / POSTERIOR, setup.model(n)) for n in names}, home)
 
 
 def read_run(home: Path) -> dict[str, Any]:
@@ -287,6 +293,10 @@ def _keep(setup: Setup, name: str, posterior: Posterior, home: Path) -> None:
     for member, weights_D in enumerate(_middle(posterior)):
         folder = folder_in(home, name, ADAPTER if member == 0 else f"{ADAPTER}_{member}")
         save(load_draw(setup.network_of(name), posterior.model, weights_D), folder)
+
+
+def _which(names: Iterable[str], method: str | None) -> str:
+    return f"say whose posterior, `method`: {', '.join(names)}; got {method!r}."
 
 
 def tell(text: str) -> None:

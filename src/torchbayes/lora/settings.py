@@ -47,7 +47,8 @@ class Settings:
         template: how a question becomes a prompt: plain; chat, with the chat template of the tokenizer; or text of your
             own with {question} and {choices}.
         before: what stands before the letter of an answer; None for a blank where that is one token, else nothing.
-        max_length: tokens that a prompt may have; what the tokenizer says if None.
+        max_length: tokens that a prompt may have; what the tokenizer says if None. Never more than the positions of the
+            base.
         dtype: of the frozen weights: auto (as they are saved), float32, bfloat16 or float16. Adapters are in float32.
         load_in_4bit: load the base in 4 bits by bitsandbytes.
         device: where to run: auto (a GPU if there is one), cpu, cuda, cuda:NUMBER or mps.

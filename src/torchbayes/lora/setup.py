@@ -44,7 +44,7 @@ class Setup:
         """
         questions = read(settings)
         opened = open_base(settings, trust=trust)
-        asked = Asked(settings, Encoding.of(opened.tokenizer, settings, questions.classes))
+        asked = Asked(settings, Encoding.of(opened, settings, questions.classes))
         base = load_base(opened, settings, length=asked.longest, members=members)
         network = fresh(base, settings) if settings.adapter is None else trained(base, settings.adapter)
         return cls(settings, base, network, asked)
@@ -90,12 +90,13 @@ def words(setup: Setup) -> str:
     leaves = {name.rpartition(".")[2] for name in ([targets] if isinstance(targets, str) else targets)}
     size, questions = setup.model("map").layout.size, setup.asked.questions
     length = settings.length(len(questions.train))
+    training = "Methods that train:" if settings.adapter and not settings.refine else "Training:"
     source = f"the adapter in {settings.adapter}" if settings.adapter else "a LoRA"
     return " ".join([
         f"{setup.base.name} with {source} of rank {config.r} and α = {config.lora_alpha:g} on",
         f"{', '.join(sorted(leaves))}: {size:,} weights.",
         f"{len(questions.train):,} questions to learn from and {len(questions.test):,} for the numbers.",
-        f"Training: {length.steps:,} steps of {settings.batch_size} questions, learning rate {length.lr:.2g};",
+        f"{training} {length.steps:,} steps of {settings.batch_size} questions, learning rate {length.lr:.2g};",
         f"epochs: {length.epochs}. Prior: normal factors, by which each output of a layer moves by {settings.prior:g}",
         "(standard deviation) where its inputs are of size 1.",
     ])
