@@ -393,7 +393,7 @@ def test_many_classes_take_draws_and_no_gradient_of_each_class():
     assert 2 * work.get_total_flops() < by_class.get_total_flops()  # which grow as the square of the classes
     exact = tb.predict(tb.Linearised(found, link="samples", samples=3000, seed=1), inputs).probs
     error = prediction.outputs_SBK.softmax(-1).std(0) / 10  # of 100 draws
-    assert ((prediction.probs - exact).abs() < 6 * error).all()
+    assert (prediction.probs - exact).abs().mean() < 1.2 * error.mean()  # 0.8 of normal errors
 
 
 def test_samples_take_no_copy_of_the_covariance_for_every_draw():
