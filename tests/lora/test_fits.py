@@ -81,7 +81,7 @@ def test_a_damaged_posterior_is_in_nobody_elses_way(every: lora.Run, tmp_path: P
         assert lora.predict(read, asked) == lora.predict(every, asked, method=method)
     with pytest.raises(ValueError, match="damaged"):
         lora.load(home, method="map")
-    with pytest.raises(ValueError, match=r"say whose posterior, `method`: map, .*; got 'mapp'"):
+    with pytest.raises(ValueError, match=r"must say whose posterior: map, .*; got 'mapp'"):
         lora.load(home, method="mapp")
 
 

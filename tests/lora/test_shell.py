@@ -38,7 +38,7 @@ def test_fit_resume_and_predict(
     assert "Add --resume" in capsys.readouterr().err
     assert main(["lora", "--directory", str(home), "--resume", "--method", "blob", "--json"]) == 0
     numbers = json.loads(capsys.readouterr().out)
-    assert [*numbers] == ["tfb", "blob", "base"]
+    assert [*numbers] == ["map", "tfb", "blob", "base"]
     loaded = lora.load(home)
     assert_close(numbers["blob"]["nll"], lora.score(loaded)["blob"].metrics["nll"], rtol=1e-6)
     page = (home / "report.html").read_text(encoding="utf-8")

@@ -54,11 +54,13 @@ class Run:
         setup: base, adapter and questions.
         posteriors: by the name of the method.
         directory: where they are; None if nowhere.
+        start: the trained adapter at which methods begin; None if none does.
     """
 
     setup: Setup
     posteriors: Mapping[str, Posterior]
     directory: Path | None = None
+    start: Posterior | None = None
 
     def posterior(self, method: str | None = None) -> Posterior:
         """Return the posterior of a method; of the only one if None.
@@ -118,7 +120,7 @@ def fit(
         if home is not None:
             for name, posterior in posteriors.items():
                 _keep(setup, name, posterior, home)
-    return Run(setup, {name: posteriors[name] for name in names}, home)
+    return Run(setup, {name: posteriors[name] for name in names}, home, posteriors.get(MODE))
 
 
 @contextmanager
@@ -183,7 +185,10 @@ def load(
     _check_base(home, recorded, loaded.name, loaded.fingerprint)
     names = finished if method is None else [method]
     setup = Setup(settings, loaded, trained(loaded, str(home / names[0] / ADAPTER)), asked)
-    return Run(setup, {n: load_posterior(home / n / POSTERIOR, setup.model(n)) for n in names}, home)
+    posteriors = {n: load_posterior(home / n / POSTERIOR, setup.model(n)) for n in names}
+    path = home / MODE / POSTERIOR
+    start = load_posterior(path, setup.model(MODE)) if method is None and path.is_file() else None
+    return Run(setup, posteriors, home, start)
 
 
 def read_run(home: Path) -> dict[str, Any]:
@@ -296,7 +301,8 @@ def _keep(setup: Setup, name: str, posterior: Posterior, home: Path) -> None:
 
 
 def _which(names: Iterable[str], method: str | None) -> str:
-    return f"say whose posterior, `method`: {', '.join(names)}; got {method!r}."
+    seen = "none is named" if method is None else f"got {method!r}"
+    return f"`method` (--method) must say whose posterior: {', '.join(names)}; {seen}."
 
 
 def tell(text: str) -> None:

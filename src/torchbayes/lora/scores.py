@@ -14,7 +14,7 @@ from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, 
 from torchbayes.checks import check_kind
 from torchbayes.comparison.certainty import Certainty, Further, certainties, resampled_detection
 from torchbayes.lora.methods import METHODS
-from torchbayes.lora.run import Run
+from torchbayes.lora.run import MODE, Run
 from torchbayes.metrics.scoring import hits
 from torchbayes.posteriors import Point, Posterior
 from torchbayes.posteriors.files import write_described
@@ -71,6 +71,8 @@ def source_of(posterior: Any, draws: int, *, seed: int = 0) -> Any:
 def score(run: Run) -> dict[str, Score]:
     """Evaluate every method of a run, and the base without an adapter, on its test questions.
 
+    The trained adapter at which methods began is among them, so that one sees what a method adds.
+
     Where there are questions of another kind, AUROC says how well the entropy tells them from the test questions.
 
     Args:
@@ -83,7 +85,8 @@ def score(run: Run) -> dict[str, Score]:
         TypeError: if it is no run.
     """
     check_kind(Run, "a run, as `fit` gives it", run=run)
-    sources = {**run.posteriors, BASE: run.setup.without_adapter()}
+    began = {} if run.start is None else {MODE: run.start}
+    sources = {**began, **run.posteriors, BASE: run.setup.without_adapter()}
     pairs = {name: _judged(run, posterior) for name, posterior in sources.items()}
     seed = run.setup.settings.seed
     further = {name: _further(*pair, seed=seed) for name, pair in pairs.items()}
