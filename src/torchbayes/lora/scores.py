@@ -16,7 +16,7 @@ from torchbayes.comparison.certainty import Certainty, Further, certainties, res
 from torchbayes.lora.methods import METHODS
 from torchbayes.lora.run import MODE, Run
 from torchbayes.metrics.scoring import hits
-from torchbayes.posteriors import Point, Posterior
+from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_described
 from torchbayes.predictive.linearised import Linearised
 from torchbayes.report import Table
@@ -65,7 +65,8 @@ def source_of(posterior: Any, draws: int, *, seed: int = 0) -> Any:
     if posterior.of_linearised:
         return Linearised(posterior, "samples", samples=_SAMPLES, seed=seed)
     members = posterior.members
-    return posterior.functions(members if isinstance(posterior, Point) else -(-draws // members) * members, seed=seed)
+    single = posterior.default_draws == members  # each member is a network
+    return posterior.functions(members if single else -(-draws // members) * members, seed=seed)
 
 
 def score(run: Run) -> dict[str, Score]:

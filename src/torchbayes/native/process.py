@@ -13,15 +13,17 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _KINDS = ("cpu", "cuda", "mps", "xpu")  # of devices
 _BLOCK = 31 << 20  # bytes; glibc ignores blocks above 32 MiB
 
@@ -189,7 +191,7 @@ def outside_inference() -> AbstractContextManager[Any]:
 
 @contextmanager
 def outside_autocast() -> Iterator[None]:
-    """Run functions without the autocast of the program, which would reach sums and factorisations too.
+    """Run without the autocast of the program inside the `with`, which would reach sums and factorisations too.
 
     A model says itself how its network computes.
     """
@@ -197,6 +199,17 @@ def outside_autocast() -> Iterator[None]:
         for kind in filter(torch.is_autocast_enabled, _KINDS):
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def without_autocast(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return a function that runs `outside_autocast`; no frame of another package comes between it and its caller."""
+
+    @wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with outside_autocast():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def usable(tensor: Tensor) -> Tensor:
