@@ -27,7 +27,7 @@ EXPERIMENT = Experiment(
     "which is the same function, but Kronecker factors and dropout see these averages in the place of tokens.",
     recipes={"small": run.SMALL, "paper": run.PAPER},
     cost={
-        "small": "five minutes of one core, and seven for the base, once",
+        "small": "ten minutes of one core, and seven for the base, once",
         "paper": "a base of 41 million weights, then hours on one GPU (an estimate; it has not been run)",
     },
     run=run.run,

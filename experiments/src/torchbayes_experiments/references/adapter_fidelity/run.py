@@ -86,7 +86,7 @@ _METHODS = Methods(
     sghmc=tb.SGHMC(chains=2, steps=4000, burn_in=2000, thin=20, batch_size=50),
 )
 SMALL = AdapterFidelityRecipe(
-    language.Base(), Questions(), Adapter(), tb.HMC(chains=4, steps=140, burn_in=30, target_acceptance=0.65), _METHODS
+    language.Base(), Questions(), Adapter(), tb.HMC(chains=4, steps=260, burn_in=25), _METHODS
 )
 PAPER = AdapterFidelityRecipe(
     language.Base(
