@@ -1,7 +1,7 @@
 """Test and time the library on a device: `make gpu`, or `python -m benchmarks.device --device cpu --small`.
 
 The parts run one after the other, and a part that fails or is skipped does not stop the others: the tests of
-tests/device, communication in one process, compiled leapfrog steps, and the times of five kinds of work as ratios to
+tests/device, communication in one process, compiled leapfrog steps, and the times of seven kinds of work as ratios to
 plain PyTorch on the same device. What was found is printed, and written to one JSON file. Exit status: 0 if all parts
 ran or said why they cannot, 1 if one failed, 3 if there is no such device, in which case nothing was run. Times that
 miss their aim are reported, and are no failure.
@@ -240,6 +240,55 @@ def kronecker(bench: Bench) -> Numbers:
     return bench.ratio(2.0, ours=fit, plain=lambda: density(start.unsqueeze(0)))
 
 
+def adapter(bench: Bench) -> Numbers:
+    """Time steps of IVON on an adapter of a billion weights against plain LoRA, and say the most memory they take."""
+    net, sizes, device = _adapted(bench), bench.sizes, bench.device
+    model = tb.Model(net, tb.likelihoods.Categorical(), random="*lora*")
+    rows = works.prompts(4 * works.PROMPTS, sizes, device)
+    method = tb.IVON(epochs=10**6, batch_size=works.PROMPTS)
+    ways = {
+        "ours": works.stepping(method, sizes, device, of=(model, rows)),
+        "plain": works.adapting_by_hand(net, sizes, device),
+    }
+    peaks = {f"{name}_gib": _peak(work, device) for name, work in ways.items()}
+    return {"base_gib": _gib(sum(p.nbytes for p in net.parameters())), **peaks, **bench.ratio(1.2, **ways)}
+
+
+def adapter_draws(bench: Bench) -> Numbers:
+    """Time predictions of ten draws of an adapter against one pass of the network."""
+    net, sizes = _adapted(bench), bench.sizes
+    model = tb.Model(net, tb.likelihoods.Categorical(), random="*lora*")
+    weights_SD = model.given_weights() + 1e-3 * torch.randn(10, model.layout.size, device=bench.device)
+    functions = tb.Point(model, weights_SD, statistics_known=True).functions()
+    inputs, _ = works.prompts(works.PROMPTS, sizes, bench.device)
+
+    @torch.no_grad()
+    def plain() -> object:
+        return net(**inputs)
+
+    return bench.ratio(3.0, ours=lambda: tb.predict(functions, inputs), plain=plain)
+
+
+def _adapted(bench: Bench) -> torch.nn.Module:
+    try:
+        return works.adapted(bench.sizes, bench.device)
+    except ImportError as error:
+        raise Skipped(f"transformers or peft is not there: {error}") from error
+
+
+def _peak(work: works.Work, device: torch.device) -> float:
+    """Return the most memory of the device that is taken during some work, in GiB; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    return _gib(torch.cuda.max_memory_allocated(device))
+
+
+def _gib(size: int) -> float:
+    return round(size / 2**30, 2)
+
+
 PARTS: dict[str, Callable[[Bench], Numbers]] = {
     "tests": tests,
     "one process": one_process,
@@ -251,6 +300,8 @@ PARTS: dict[str, Callable[[Bench], Numbers]] = {
     "sghmc step": sampling,
     "full-data gradient": gradient,
     "kronecker fit": kronecker,
+    "adapter step": adapter,
+    "adapter draws": adapter_draws,
 }
 
 

@@ -33,6 +33,9 @@ class Sizes:
         blocks: blocks of each of its stages.
         chunk: rows that go through a network at once.
         product: rows and columns of the product of matrices that shows the device's rate.
+        hidden: width of the language model that is adapted; with its 16 layers, 1.1 billion weights.
+        layers: its layers.
+        tokens: tokens of a prompt.
     """
 
     rows: int = 50_000
@@ -43,9 +46,15 @@ class Sizes:
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     chunk: int = 2000
     product: int = 8192
+    hidden: int = 2048
+    layers: int = 16
+    tokens: int = 256
 
 
-SMALL = Sizes(rows=8, batch=4, steps=1, draws=2, width=4, blocks=(1, 1), chunk=8, product=64)
+SMALL = Sizes(
+    rows=8, batch=4, steps=1, draws=2, width=4, blocks=(1, 1), chunk=8, product=64, hidden=32, layers=1, tokens=4
+)
+PROMPTS, ANSWERS, WORDS, RANK = 4, 4, 32_000, 8
 
 
 def images(rows: int, device: torch.device, size: int = 32) -> tuple[Tensor, Tensor]:
@@ -104,10 +113,51 @@ def bottlenecks(sizes: Sizes, device: torch.device) -> nn.Module:
     return net.to(device).eval()
 
 
-def stepping(method: Any, sizes: Sizes, device: torch.device) -> Work:
-    """Return the work of some steps of a method, rows and the line of the log included."""
-    model, seeds = model_of(network(device)), (0,)
-    source = as_source(model, images(sizes.batch * 8, device), sizes.batch)
+def adapted(sizes: Sizes, device: torch.device) -> nn.Module:
+    """Return a Llama of bfloat16 with random weights and an adapter in float32, which answers; it is made there."""
+    import peft
+    import transformers
+
+    from torchbayes.adapters import LastToken
+
+    wide: dict[str, Any] = {"hidden_size": sizes.hidden, "intermediate_size": 4 * sizes.hidden, "vocab_size": WORDS}
+    heads = max(sizes.hidden // 64, 2)
+    config = transformers.LlamaConfig(num_hidden_layers=sizes.layers, num_attention_heads=heads, **wide)
+    with torch.random.fork_rng(devices=[]), device:
+        torch.manual_seed(0)
+        base = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        lora = peft.LoraConfig(r=RANK, target_modules=["q_proj", "v_proj", "lm_head"], task_type="CAUSAL_LM")
+        return LastToken(peft.get_peft_model(base, lora), range(ANSWERS)).to(device)
+
+
+def prompts(rows: int, sizes: Sizes, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
+    """Return made-up prompts and their answers."""
+    source = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, WORDS, (rows, sizes.tokens), generator=source).to(device)
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, torch.arange(rows).to(device) % ANSWERS
+
+
+def adapting_by_hand(net: nn.Module, sizes: Sizes, device: torch.device) -> Work:
+    """Return the work of as many steps of plain LoRA, by fused AdamW."""
+    inputs, targets = prompts(PROMPTS, sizes, device)
+    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=LR, fused=True)
+
+    def work() -> None:
+        for _ in range(sizes.steps):
+            optimizer.zero_grad()
+            F.cross_entropy(net(**inputs), targets).backward()
+            optimizer.step()
+
+    return work
+
+
+def stepping(method: Any, sizes: Sizes, device: torch.device, of: tuple[tb.Model, Any] | None = None) -> Work:
+    """Return the work of some steps of a method, rows and the line of the log included.
+
+    `of` are a model and rows; the ResNet-20 and images if None.
+    """
+    model, data = of or (model_of(network(device)), images(sizes.batch * 8, device))
+    seeds, source = (0,), as_source(model, data, PROMPTS if of else sizes.batch)
     density = tb.LogDensity(model, source.num_data, plan="loop", training=method.needs.network == "train")
     weights_MD, buffers = model.starting_weights(seeds)
     state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
