@@ -16,6 +16,7 @@ from benchmarks.device import __main__ as bench
 ADAPTERS = importlib.util.find_spec("transformers") and importlib.util.find_spec("peft")
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")  # PEFT's calls
 # what takes longest is another pytest: `test_the_tests_are_run_on_the_device` sees how it is called
 @pytest.mark.parametrize(
     "parts", [pytest.param([*bench.PARTS], marks=pytest.mark.study), [part for part in bench.PARTS if part != "tests"]]
