@@ -14,10 +14,12 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.curvature import oracle
 from tests.curvature.networks import Columns
+from tests.curvature.test_sums import Largest
 from tests.oracles import assert_close, classes, normal
 from torchbayes.curvature import factors
 from torchbayes.curvature.discovery import layer_support, network_layers
 from torchbayes.curvature.factors import long_sides
+from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.linalg import DenseCurvature
 from torchbayes.methods.laplace import curvature_pass
 from torchbayes.posteriors.files import read_header
@@ -332,6 +334,14 @@ def test_layers_with_other_inputs_do_not(monkeypatch: pytest.MonkeyPatch):
     whole: Any = fitted(module, data(), 3).curvature
     query, key, value = (block.columns_MGII for block in whole.blocks[:3])
     assert query.data_ptr() == value.data_ptr() != key.data_ptr()
+
+
+def test_no_room_is_made_for_the_whole_of_a_long_side():
+    network = of(nn.Sequential(nn.Linear(LONG, 2), nn.Linear(2, 500)))
+    with Largest() as largest:
+        total = KroneckerSums(rank=3).empty(network, torch.zeros(1, dtype=torch.float64))
+    assert total["1.outputs"].shape == (1, 500, 17)  # 2 k + 10 directions, and the diagonal
+    assert largest.numbers < 500 * 20
 
 
 def test_memory_of_factors_is_checked_before_the_pass(monkeypatch: pytest.MonkeyPatch):

@@ -61,11 +61,14 @@ class KroneckerSums(OnePass):
                 shapes = {"inputs": (entries,), "outputs": (1, outputs, outputs)}
             else:
                 shapes = {"dense": (size, size)} if size <= self.largest else {"diagonal": (size,)}
-            total |= {f"{number}.{name}": like.new_zeros(shape) for name, shape in shapes.items()}
-            for name in long.keys() & {f"{number}.{name}" for name in shapes}:
-                groups, side, _ = total[name].shape
-                omega = total.setdefault(_directions(side), _drawn(side, long[name], like))
-                total[name] = like.new_zeros(groups, side, omega.shape[-1] + 1)
+            for name, shape in shapes.items():
+                key, held = f"{number}.{name}", shape
+                if key in long:
+                    at = _directions(shape[-1])
+                    if at not in total:
+                        total[at] = _drawn(shape[-1], long[key], like)
+                    held = (*shape[:-1], total[at].shape[-1] + 1)
+                total[key] = like.new_zeros(held)  # never the whole of a long side, which may not fit
             if "inputs" in shapes:
                 total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
         return total
