@@ -240,10 +240,10 @@ def _check_positions(network: nn.Module, real: Tensor, more: int) -> None:
 def _special(network: nn.Module) -> tuple[Tensor, int]:
     """Return the tokens that end an answer, and the one that stands behind the end."""
     base = base_of(network)
-    found = [getattr(base, name, None) for name in ("generation_config", "config")]
-    ends = _first(found, "eos_token_id")
+    configurations = [getattr(base, name, None) for name in ("generation_config", "config")]
+    ends = _first(configurations, "eos_token_id")
     stops: Sequence[int] = [ends] if isinstance(ends, int) else list(ends or ())
-    padding = _first(found, "pad_token_id")
+    padding = _first(configurations, "pad_token_id")
     fill = padding if isinstance(padding, int) else (*stops, 0)[0]
     return torch.tensor(stops, dtype=torch.long, device=next(network.parameters()).device), fill
 

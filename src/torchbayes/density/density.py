@@ -313,9 +313,9 @@ def _check_shares(model: Model, ranks: Ranks) -> None:
             f"them share the members (`Ranks.grid(data=1)`)."
         )
     if model.network.sharded and (model.chunk_size is not None or model.network.precision.is_half):
-        what = "`chunk_size`" if model.chunk_size is not None else "float16, whose gradients may be taken twice,"
+        cause = "`chunk_size`" if model.chunk_size is not None else "float16, whose gradients may be taken twice,"
         raise SettingError(
-            f"the network is split over processes, which must call it equally often, and {what} does not let those "
+            f"the network is split over processes, which must call it equally often, and {cause} does not let those "
             f"that share rows do so. Leave `ranks` out, so that each takes all rows."
         )
 
