@@ -22,6 +22,15 @@ class Defaults:
     carries = "nothing"  # to the next task of a sequence, see `Onward`
 
     @property
+    def is_single_gradient(self) -> bool:
+        """Whether a `SingleGradient` with these settings; by default not."""
+        return False
+
+    def gradient_point(self, density: Any, state: Any) -> Tensor:
+        """Return the weights at which a `SingleGradient` takes its next gradient, (M, D); by default the state's."""
+        return state.weights_MD
+
+    @property
     def choices(self) -> tuple[Choice, ...]:
         """What held-out rows may choose of the settings; by default nothing."""
         return ()
