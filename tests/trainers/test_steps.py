@@ -110,3 +110,246 @@ def test_steps_are_those_of_the_method(name: str, model_name: str, size: int):
         assert_close(posterior.mean_MD, expected.mean_MD, rtol=1e-9, atol=1e-10)
         assert_close(posterior.covariance.diagonal(), expected.covariance.diagonal(), rtol=1e-9)
     assert type(posterior) is type(method.posterior(LogDensity(model, N), state, optimizer._shelf))
+
+
+@pytest.mark.parametrize("name", ["SGHMC", "IVON"])
+def test_a_learned_noise_moves_with_the_weights(name: str):
+    """The loss is that of the likelihood, at its parameters that the optimiser holds."""
+    net = network()
+    model = tb.Model(net, tb.likelihoods.Gaussian("learned", outputs=2))
+    method: Any = METHODS[name]
+
+    def targets_of(step: int) -> tuple[Tensor, Tensor]:
+        inputs, _ = rows(step)
+        return inputs, inputs[:, :2].sin()
+
+    density, buffers = LogDensity(model, N, training=name == "IVON"), model.network.stacked_buffers(1)
+    start = model.given_weights().unsqueeze(0)
+    state = method.init(density, start, buffers, seeds=member_seeds(0, 1), steps_per_epoch=N // B)
+    optimizer = Optimizer(net, model, method, num_data=N, steps_per_epoch=N // B)
+    assert list(optimizer.learned) == ["log_scale"]
+    for step in range(STEPS - 1):
+        inputs, targets = targets_of(step)
+        state, _ = method.step(density, state, tb.Batch(inputs.unsqueeze(0), targets.unsqueeze(0)))
+        net.zero_grad()  # as a trainer does, which does not know the scale
+        with optimizer.at_gradient_point():
+            (-model.likelihood.log_prob(net(inputs), targets, optimizer.learned).mean()).backward()
+        optimizer.step()
+    found = torch.cat([p.detach().flatten() for p in (*net.parameters(), *optimizer.learned.values())])
+    assert_close(found, state.weights_MD[0], rtol=1e-9, atol=1e-10)
+    with optimizer.at_gradient_point():
+        nn.functional.mse_loss(net(inputs), targets).backward()
+    with pytest.raises(ValueError, match=r"`log_scale` of the likelihood is learned.*optimizer\.learned"):
+        optimizer.step()
+
+
+def test_batch_norm_goes_with_ivon():
+    """Running statistics are those of the loop's passes, and data recalibrate the draws, as after `fit`."""
+
+    def normed() -> tuple[nn.Module, tb.Model]:
+        net = network()
+        net.insert(1, nn.BatchNorm1d(4).double())
+        return net, tb.Model(net, tb.likelihoods.Categorical())
+
+    state, path, _ = by_hand(normed()[1], METHODS["IVON"])
+    net, model = normed()
+    optimizer = Optimizer(net, model, METHODS["IVON"], num_data=N, steps_per_epoch=N // B, seed=3)
+    assert_close(run_loop(net, optimizer)[-1], path[-1], rtol=1e-9, atol=1e-10)
+    assert_close(net[1].running_mean, state.buffers["1.running_mean"][0], rtol=1e-9)
+    assert_close(optimizer._state.buffers["1.running_var"][0], state.buffers["1.running_var"][0], rtol=1e-9)
+    posterior = optimizer.posterior((normal(N, 3), classes(N, 2)))
+    assert torch.isfinite(tb.predict(posterior, normal(5, 3)).probs).all()
+    with pytest.raises(ValueError, match="`1` is a batch norm"):
+        Optimizer(net, model, METHODS["SGLD"], num_data=N, steps_per_epoch=4)
+
+
+def test_the_network_is_at_the_mean_outside():
+    """Inside it is the draw of the coming step, the same each time; outside, and when a pass fails, the mean."""
+    net = network()
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    optimizer = Optimizer(net, model, METHODS["IVON"], num_data=N, steps_per_epoch=N // B)
+
+    def now() -> Tensor:
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    run_loop(net, optimizer, steps=range(3))
+    mean, drawn = now(), []
+    for _ in range(2):
+        with optimizer.at_gradient_point():
+            drawn.append(now())
+    with pytest.raises(RuntimeError, match="stopped"), optimizer.at_gradient_point():
+        raise RuntimeError("stopped")
+    assert torch.equal(now(), mean)
+    assert torch.equal(drawn[0], drawn[1])
+    scale = optimizer.posterior().covariance.diagonal()[0].sqrt()
+    assert 0.2 < ((drawn[0] - mean) / scale).square().mean() < 3.0
+
+
+def test_gradients_are_accumulated():
+    """Two halves of a batch, each with half of the loss, in blocks of their own, are one batch."""
+    paths = []
+    for halves in (False, True):
+        net = network()
+        model = tb.Model(net, tb.likelihoods.Categorical())
+        optimizer = Optimizer(net, model, METHODS["IVON"], num_data=N, steps_per_epoch=N // B)
+        if not halves:
+            paths.append(run_loop(net, optimizer)[-1])
+            continue
+        for step in range(STEPS):
+            inputs, targets = rows(step)
+            optimizer.zero_grad()
+            for half in (slice(0, 3), slice(3, 6)):
+                with optimizer.at_gradient_point():
+                    (nn.functional.cross_entropy(net(inputs[half]), targets[half]) / 2).backward()
+            optimizer.step()
+        paths.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert_close(paths[1], paths[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["SGLD", "SGHMC", "SGNHT", "IVON", "SGLD, cycles"])
+def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Any):
+    def begun() -> tuple[nn.Module, Optimizer[Any]]:
+        net = network()
+        model = tb.Model(net, tb.likelihoods.Categorical())
+        return net, Optimizer(net, model, METHODS[name], num_data=N, steps_per_epoch=N // B)
+
+    net, whole = begun()
+    path = run_loop(net, whole)
+    net, optimizer = begun()
+    run_loop(net, optimizer, steps=range(5))
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    kept = optimizer.state_dict()
+    run_loop(net, optimizer, steps=range(5, 6))  # must not change what was kept
+    for state in (torch.load(tmp_path / "optimizer.pt", weights_only=True), kept):
+        net, optimizer = begun()
+        optimizer.load_state_dict(state)
+        assert optimizer.steps == 5
+        assert torch.equal(torch.cat([p.detach().flatten() for p in net.parameters()]), path[4])
+        assert torch.equal(run_loop(net, optimizer, steps=range(5, STEPS))[-1], path[-1])
+        expected = whole.posterior().tensors()
+        assert all(torch.equal(found, expected[n]) for n, found in optimizer.posterior().tensors().items())
+
+
+def test_what_is_loaded_before_the_first_step_counts():
+    """As where an optimiser is made first, and a checkpoint of the network is read, or it is moved, afterwards."""
+    net, loaded = network(), {n: p + 1 for n, p in network().state_dict().items()}
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    optimizer = Optimizer(net, model, METHODS["IVON"], num_data=N, steps_per_epoch=N // B)
+    optimizer.load_state_dict(optimizer.state_dict())  # as Accelerate does
+    net.load_state_dict(loaded)
+    with optimizer.at_gradient_point():
+        pass
+    assert_close(optimizer.posterior().mean_MD[0], torch.cat([p.flatten() for p in loaded.values()]))
+
+
+# --- what is refused
+
+
+def stepped(net: nn.Module, optimizer: Optimizer[Any]) -> None:
+    run_loop(net, optimizer, steps=range(1))
+
+
+def test_what_would_change_the_posterior_is_refused():
+    net = network()
+    model = tb.Model(net, tb.likelihoods.Categorical())
+
+    def made(method: Any = METHODS["SGLD"]) -> Optimizer[Any]:
+        return Optimizer(net, model, method, num_data=N, steps_per_epoch=N // B)
+
+    inputs, targets = rows(0)
+    optimizer = made()
+    nn.functional.cross_entropy(net(inputs), targets).backward()
+    with pytest.raises(ValueError, match=r"not taken where SGLD takes them: put .*at_gradient_point"):
+        optimizer.step()
+    stepped(net, optimizer)
+    with torch.no_grad():
+        net[0].bias += 0.1
+    with pytest.raises(ValueError, match="changed by something else since step 1"):
+        stepped(net, optimizer)
+
+    optimizer = made()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+    stepped(net, optimizer)
+    scheduler.step()
+    with pytest.raises(ValueError, match=r"`lr` of the optimiser must stay 1, of its one group; got 0\.5"):
+        stepped(net, optimizer)
+
+    optimizer = made()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(ValueError, match="got 2 groups of parameters"):
+        stepped(net, optimizer)
+
+    optimizer = made()
+    optimizer.zero_grad()
+    with optimizer.at_gradient_point():
+        pass
+    with pytest.raises(ValueError, match=r"no random parameter has a gradient. Call `loss.backward\(\)`"):
+        optimizer.step()
+
+    optimizer = made()
+    run_loop(net, optimizer)
+    with pytest.raises(ValueError, match="the run of SGLD is over after 8 steps"):
+        stepped(net, optimizer)
+
+
+def test_dropout_is_for_ivon_alone():
+    net = nn.Sequential(network(), nn.Dropout(0.3))
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    optimizer = Optimizer(net, model, METHODS["SGHMC"], num_data=N, steps_per_epoch=N // B)
+    with pytest.raises(ValueError, match="dropout is on in `1`, so that the weights have no fixed density for SGHMC"):
+        stepped(net, optimizer)
+    net.eval()
+    stepped(net, optimizer)
+    net.train()
+    stepped(net, Optimizer(net, model, METHODS["IVON"], num_data=N, steps_per_epoch=N // B))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (tb.SGLD(), "the loop trains one network, and SGLD has 4 chains. Set `chains=1`"),
+        (tb.IVON(members=2), "IVON has 2 members. Set `members=1`"),
+        (tb.IVON(draws=2), "IVON does not take its steps by one gradient .* IVON with one draw"),
+        (tb.SMILE(chains=1), "SMILE does not take its steps by one gradient"),
+        (tb.HMC(chains=1), "HMC does not take"),
+        (tb.SWAG(), r"SWAG does not take .* \(`tb.trainers.Collecting`\)"),
+        (tb.Laplace(), r"Laplace does not take .* start=network"),
+    ],
+)
+def test_other_methods_are_refused(method: Any, message: str):
+    net = network()
+    with pytest.raises(ValueError, match=message):
+        Optimizer(net, tb.Model(net, tb.likelihoods.Categorical()), method, num_data=N, steps_per_epoch=4)
+
+
+def test_other_networks_and_states_are_refused():
+    net = network()
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    with pytest.raises(ValueError, match="does not fit the model's network"):
+        Optimizer(nn.Linear(3, 2), model, METHODS["SGLD"], num_data=N, steps_per_epoch=4)
+    with pytest.raises(ValueError, match="`2.bias` is random in the model and frozen in the network"):
+        frozen = network()
+        frozen[2].bias.requires_grad_(False)
+        Optimizer(frozen, model, METHODS["SGLD"], num_data=N, steps_per_epoch=4)
+    split = network()
+    split[2].bias = nn.Parameter(torch.zeros(0).double())
+    with pytest.raises(ValueError, match=r"`2.bias` of the network has shape \(0,\), not \(2,\).*FSDP or DeepSpeed"):
+        Optimizer(split, model, METHODS["SGLD"], num_data=N, steps_per_epoch=4)
+    optimizer = Optimizer(net, model, METHODS["SGLD"], num_data=N, steps_per_epoch=4)
+    with pytest.raises(ValueError, match="not the state dict of a `tb.trainers.Optimizer`"):
+        optimizer.load_state_dict(torch.optim.Adam(net.parameters()).state_dict())
+    other = Optimizer(net, model, METHODS["SGLD"], num_data=N + 1, steps_per_epoch=4)
+    with pytest.raises(ValueError, match="belongs to another run: its num_data is 25, now 24"):
+        optimizer.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="before weights were kept"):
+        optimizer.posterior()
+
+
+def test_a_gradient_that_is_not_finite_is_not_taken():
+    net = network()
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    optimizer = Optimizer(net, model, METHODS["IVON"], num_data=N, steps_per_epoch=N // B)
+    path = run_loop(net, optimizer, steps=range(2))
+    with pytest.raises(tb.DivergedError, match=r"diverged at step 2 of 8.*Standardise inputs"):
+        run_loop(net, optimizer, steps=range(2, 3), loss=lambda *a: cross_entropy(*a) * torch.inf)
+    assert torch.equal(torch.cat([p.detach().flatten() for p in net.parameters()]), path[-1])

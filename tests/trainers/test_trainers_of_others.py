@@ -1,0 +1,198 @@
+"""The optimiser under the Trainer of Hugging Face, Lightning and Accelerate, against a plain loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from tests.oracles import assert_close, classes, normal
+from torchbayes.trainers import Optimizer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+STEPS = 12
+CHAIN: dict[str, Any] = {"chains": 1, "steps": STEPS, "burn_in": 2, "thin": 3}
+METHODS = {"IVON": tb.IVON(epochs=3), "SGHMC": tb.SGHMC(**CHAIN), "SGLD": tb.SGLD(**CHAIN, step_size=1e-4)}
+
+
+def same(found: Any, expected: Any, **tolerance: float) -> None:
+    """Check that posteriors have the same tensors, bit for bit without a tolerance."""
+    for name, tensor in expected.tensors().items():
+        if tolerance:
+            assert_close(found.tensors()[name], tensor, **tolerance)
+        else:
+            assert torch.equal(found.tensors()[name], tensor)
+
+
+# --- the Trainer of Hugging Face, with an adapter
+
+
+def adapter(method: Any) -> tuple[nn.Module, Optimizer[Any], Tensor]:
+    """An adapter, 16 texts of 6 tokens, of which 5 have a label, and an optimiser of 4 steps an epoch."""
+    pytest.importorskip("peft")
+    from tests.adapters.tiny import adapted, prompts
+
+    network = adapted("qwen3", head=False)
+    likelihood = tb.likelihoods.Categorical(ignore_index=-100)
+    model = tb.Model(network, likelihood, tb.priors.Normal(0.5), random="*lora*")
+    optimizer = Optimizer(network, model, method, num_data=16 * 5, steps_per_epoch=4)
+    return network, optimizer, prompts([6] * 16)["input_ids"]
+
+
+def hugging(folder: Path, method: Any, *, resume: Any = None, until: int | None = None, **settings: Any) -> Any:
+    """Train for 3 epochs of 4 steps, each of two batches of two texts in order, with a checkpoint at every fifth step."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    network, optimizer, ids = adapter(method)
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "num_train_epochs": 3,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "train_sampling_strategy": "sequential",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    callback = settings.pop("callback", optimizer.trainer_callback())
+    given = settings.pop("optimizers", (optimizer, None))
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == until
+
+    trainer = transformers.Trainer(
+        network,
+        transformers.TrainingArguments(output_dir=str(folder), **{**arguments, **settings}),
+        train_dataset=[{"input_ids": row, "labels": row} for row in ids],
+        callbacks=[*([callback] if callback else []), Stop()],
+        optimizers=given,
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return network, optimizer
+
+
+@pytest.mark.parametrize("name", ["IVON", "SGHMC"])
+def test_a_trainer_of_hugging_face_is_a_loop(name: str, tmp_path: Path):
+    """The mean over the tokens of both batches of a step; frozen weights stay; a resumed run is the same run."""
+    network, optimizer = hugging(tmp_path / "whole", METHODS[name])
+    posterior = optimizer.posterior()
+
+    plain, expected, ids = adapter(METHODS[name])
+    frozen = {n: p.detach().clone() for n, p in plain.named_parameters() if "lora" not in n}
+    plain.train()
+    for step in range(STEPS):
+        batch = ids[step % 4 * 4 : step % 4 * 4 + 4]
+        plain.zero_grad()
+        with expected.at_gradient_point():
+            plain(input_ids=batch, labels=batch).loss.backward()
+        expected.step()
+    same(posterior, expected.posterior(), rtol=1e-3, atol=1e-5)
+    assert all(torch.equal(p, frozen[n]) for n, p in network.named_parameters() if n in frozen)
+
+    hugging(tmp_path / "cut", METHODS[name], until=8)
+    _, resumed = hugging(tmp_path / "cut", METHODS[name], resume=True)
+    same(resumed.posterior(), posterior)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_grad_norm": 1.0}, r"clips gradients at 1, .* Set `max_grad_norm=0\.0`"),
+        ({"lr_scheduler_type": "linear"}, r"changes the learning rate \(`lr_scheduler_type` is 'linear'\)"),
+        ({"weight_decay": 0.1}, r"`weight_decay` 0\.1 has no effect here, as the model has a prior"),
+        ({"label_smoothing_factor": 0.1}, r"`label_smoothing_factor` 0\.1 makes the loss another one"),
+        ({"num_train_epochs": 4}, "the trainer would take 16 steps, and SGLD takes 12"),
+        ({"optimizers": (None, None)}, r"alone; it has AdamW. Give `optimizers=\(optimizer, None\)`"),
+        ({"callback": None}, r"not taken where SGLD takes them: .*optimizer\.trainer_callback\(\)"),
+    ],
+)
+def test_what_a_trainer_would_change_is_refused(settings: dict[str, Any], message: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=message):
+        hugging(tmp_path, METHODS["SGLD"], **settings)
+
+
+def test_a_checkpoint_without_the_optimiser_is_refused(tmp_path: Path):
+    hugging(tmp_path, METHODS["SGLD"], until=5)
+    (tmp_path / "checkpoint-5" / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match="resumed at step 5, and its checkpoint does not hold the state"):
+        hugging(tmp_path, METHODS["SGLD"], resume=True)
+
+
+# --- Lightning and Accelerate
+
+
+def classifier(method: Any) -> tuple[nn.Module, Optimizer[Any]]:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    model = tb.Model(network, tb.likelihoods.Categorical())
+    return network, Optimizer(network, model, method, num_data=16, steps_per_epoch=4)
+
+
+def loader() -> Any:
+    rows = torch.utils.data.TensorDataset(normal(16, 3), classes(16, 2))
+    return torch.utils.data.DataLoader(rows, 2)
+
+
+def plain_loop(method: Any) -> Optimizer[Any]:
+    """12 steps, each on four rows in order."""
+    network, optimizer = classifier(method)
+    inputs, targets = normal(16, 3), classes(16, 2)
+    for step in range(STEPS):
+        rows = slice(step % 4 * 4, step % 4 * 4 + 4)
+        optimizer.zero_grad()
+        with optimizer.at_gradient_point():
+            nn.functional.cross_entropy(network(inputs[rows]), targets[rows]).backward()
+        optimizer.step()
+    return optimizer
+
+
+def lightning(
+    folder: Path, method: Any, *, resume: str | None = None, epochs: int = 3, callback: bool = True, **settings: Any
+) -> tuple[Any, Optimizer[Any], list[Tensor]]:
+    """Train under Lightning, two batches a step, with a validation pass in the middle of each step's batches."""
+    lit = pytest.importorskip("lightning.pytorch")
+    network, optimizer = classifier(method)
+    validated: list[Tensor] = []
+
+    class Module(lit.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = network
+
+        def training_step(self, batch: Any, number: int) -> Tensor:
+            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            validated.append(self.model[0].weight.detach().clone())
+
+        def configure_optimizers(self) -> Any:
+            return optimizer
+
+    trainer = lit.Trainer(
+        max_epochs=epochs,
+        accumulate_grad_batches=2,
+        limit_val_batches=1,
+        val_check_interval=3,
+        num_sanity_val_steps=0,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+        callbacks=[optimizer.lightning_callback()] if callback else [],
+        **settings,
+    )
+    trainer.fit(Module(), loader(), loader(), ckpt_path=resume)
+    return trainer, optimizer, validated
