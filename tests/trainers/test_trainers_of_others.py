@@ -36,7 +36,7 @@ def same(found: Any, expected: Any, **tolerance: float) -> None:
 # --- the Trainer of Hugging Face, with an adapter
 
 
-def adapter(method: Any) -> tuple[nn.Module, Optimizer[Any], Tensor]:
+def adapter(method: Any) -> tuple[Any, Optimizer[Any], Tensor]:
     """An adapter, 16 texts of 6 tokens, of which 5 have a label, and an optimiser of 4 steps an epoch."""
     pytest.importorskip("peft")
     from tests.adapters.tiny import adapted, prompts
@@ -49,7 +49,7 @@ def adapter(method: Any) -> tuple[nn.Module, Optimizer[Any], Tensor]:
 
 
 def hugging(folder: Path, method: Any, *, resume: Any = None, until: int | None = None, **settings: Any) -> Any:
-    """Train for 3 epochs of 4 steps, each of two batches of two texts in order, with a checkpoint at every fifth step."""
+    """Train for 3 epochs of 4 steps, each of two batches of two texts in order; every fifth step has a checkpoint."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     network, optimizer, ids = adapter(method)
@@ -134,7 +134,7 @@ def test_a_checkpoint_without_the_optimiser_is_refused(tmp_path: Path):
 # --- Lightning and Accelerate
 
 
-def classifier(method: Any) -> tuple[nn.Module, Optimizer[Any]]:
+def classifier(method: Any) -> tuple[nn.Sequential, Optimizer[Any]]:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     model = tb.Model(network, tb.likelihoods.Categorical())
@@ -156,7 +156,7 @@ def plain_loop(method: Any) -> tuple[Optimizer[Any], list[Tensor]]:
         with optimizer.at_gradient_point():
             nn.functional.cross_entropy(network(inputs[rows]), targets[rows]).backward()
         optimizer.step()
-        path.append(network[0].weight.detach().clone())
+        path.append(network[0].get_parameter("weight").detach().clone())
     return optimizer, path
 
 
@@ -183,10 +183,10 @@ def lightning(
             self.model = network
 
         def training_step(self, batch: Any, number: int) -> Tensor:
-            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+            return nn.functional.cross_entropy(network(batch[0]), batch[1])
 
         def validation_step(self, batch: Any, number: int) -> None:
-            validated.append(self.model[0].weight.detach().clone())
+            validated.append(network[0].get_parameter("weight").detach().clone())
 
         def on_train_epoch_end(self) -> None:
             self.trainer.should_stop = self.trainer.global_step == until

@@ -20,11 +20,7 @@ class Defaults:
     """Defaults of the protocol `torchbayes.methods.protocol.Method`."""
 
     carries = "nothing"  # to the next task of a sequence, see `Onward`
-
-    @property
-    def is_single_gradient(self) -> bool:
-        """Whether a `SingleGradient` with these settings; by default not."""
-        return False
+    single_gradient = False  # whether it is a `SingleGradient`
 
     def gradient_point(self, density: Any, state: Any) -> Tensor:
         """Return the weights at which a `SingleGradient` takes its next gradient, (M, D); by default the state's."""

@@ -185,7 +185,7 @@ class SingleGradient(Method[Any], Protocol):
     """
 
     @property
-    def is_single_gradient(self) -> bool:
+    def single_gradient(self) -> bool:
         """Whether this is so with these settings."""
         ...
 

@@ -16,17 +16,17 @@ from torchbayes.posteriors.trained import renamed
 def check_single(method: Any) -> None:
     """Raise SettingError unless a method takes one gradient in a step, and has one member."""
     name = type(method).__name__
-    if not method.is_single_gradient:
+    if not method.single_gradient:
         raise SettingError(
-            f"{name} does not take its steps by one gradient of a minibatch each, which is all that another program "
-            f"computes. Take SGLD, SGHMC, SGNHT, or IVON with one draw; SWA and SWAG collect points of any training "
+            f"`method` must take one gradient of a minibatch in each step, as another program computes no more; got "
+            f"{name}. Take SGLD, SGHMC, SGNHT, or IVON with one draw; SWA and SWAG collect points of any training "
             f"(`tb.trainers.Collecting`), and Laplace begins at a trained network (`tb.fit(..., start=network)`)."
         )
     if method.members != 1:
         members = name_of_members(method)
         raise SettingError(
-            f"the loop trains one network, and {name} has {method.members} {members}. Set `{members}=1`; give each run "
-            f"of several a network, an optimiser and a seed of its own."
+            f"`method` must have one member, as the loop trains one network; got {name} with {method.members} "
+            f"{members}. Set `{members}=1`; give each run of several a network, an optimiser and a seed of its own."
         )
 
 
@@ -62,8 +62,8 @@ def check_untouched(optimizer: Any) -> None:
     if versions(optimizer) != optimizer._versions:
         raise SettingError(
             f"the parameters were changed by something else since step {optimizer.steps}, such as another optimiser, "
-            f"a weight decay or a moving average that is swapped in. {name_of(optimizer)} has weights of its own, which "
-            f"these would not be. Leave the parameters to it, or make a new optimiser after the change."
+            f"a weight decay or a moving average that is swapped in. They are not the weights of {name_of(optimizer)} "
+            f"any more. Leave the parameters to it, or make a new optimiser after the change."
         )
 
 
@@ -78,8 +78,8 @@ def check_step(optimizer: Any) -> None:
     if len(groups) > 1 or groups[0]["lr"] != 1.0:
         found = f"got {len(groups)} groups of parameters" if len(groups) > 1 else f"got {groups[0]['lr']:g}"
         raise SettingError(
-            f"`lr` of the optimiser must stay 1, of its one group; {found}. {name} has a learning rate or step size and "
-            f"a schedule of its own: set those, and leave out the scheduler, or make it constant."
+            f"`lr` of the optimiser must stay 1, of its one group; {found}. {name} has a learning rate or step size "
+            f"and a schedule of its own: set those, and leave out the scheduler, or make it constant."
         )
     check_untouched(optimizer)
     if all(p.grad is None for p in optimizer._parameters.values()):

@@ -82,8 +82,8 @@ def _check_arguments(args: Any) -> None:
         raise SettingError(_clipped(args.max_grad_norm, "Set `max_grad_norm=0.0` in the TrainingArguments."))
     if args.lr_scheduler_type != "constant":
         raise SettingError(
-            f"the Trainer changes the learning rate (`lr_scheduler_type` is {str(args.lr_scheduler_type.value)!r}), and "
-            f"the method has a schedule of its own. Set `lr_scheduler_type='constant'` in the TrainingArguments."
+            f"the Trainer changes the learning rate (`lr_scheduler_type` is {str(args.lr_scheduler_type.value)!r}), "
+            f"and the method has a schedule of its own. Set `lr_scheduler_type='constant'` in the TrainingArguments."
         )
     if args.weight_decay:
         raise SettingError(
@@ -102,8 +102,8 @@ def _check_length(optimizer: Any, total: float, step: int, where: str) -> None:
     name = type(optimizer.method).__name__
     if total != optimizer.total_steps:
         raise SettingError(
-            f"the trainer would take {total:,} steps, and {name} takes {optimizer.total_steps:,}, of which its schedule "
-            f"and its draws depend. Set `steps` of a sampler, or `epochs` and `steps_per_epoch`, or {where}."
+            f"the trainer would take {total:,} steps, and {name} takes {optimizer.total_steps:,}, of which its "
+            f"schedule and its draws depend. Set `steps` of a sampler, or `epochs` and `steps_per_epoch`, or {where}."
         )
     if step and not optimizer.steps:
         raise SettingError(

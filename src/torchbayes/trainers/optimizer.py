@@ -1,6 +1,6 @@
 """The steps of a method in the training loop of another program, as an optimiser of PyTorch.
 
-    optimizer = tb.trainers.Optimizer(network, model, tb.IVON(epochs=3), num_data=len(rows), steps_per_epoch=len(loader))
+    optimizer = tb.trainers.Optimizer(network, model, tb.IVON(epochs=3), num_data=N, steps_per_epoch=len(loader))
     for inputs, targets in loader:
         optimizer.zero_grad()
         with optimizer.at_gradient_point():
@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from torchbayes.driver.checkpoint import differences, flatten, mapped, restore
 from torchbayes.driver.checks import check_method
 from torchbayes.driver.run import MemoryShelf, Shard, describe_run
 from torchbayes.health.ending import judged
-from torchbayes.methods.protocol import Method
+from torchbayes.methods.protocol import Method, SingleGradient
 from torchbayes.model.model import Model
 from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.posterior import Posterior
@@ -59,7 +59,7 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
         method: whose steps are taken.
         num_data: N.
         steps_per_epoch: steps in a pass over the data.
-        seed: seed of the noise.
+        seed: of the noise.
         learned: parameters that the likelihood learns, by name, such as `log_scale`; the loss must depend on them.
     """
 
@@ -127,22 +127,22 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
             Nothing.
 
         Raises:
-            ValueError: if something else has changed the parameters since the last step.
+            SettingError: if something else has changed the parameters since the last step.
         """
         if not self._begun:  # anew, because the network may have been loaded or moved since this was made
             self._begin()
             self._begun = True
         check_untouched(self)
-        point_MD = self.method.gradient_point(self._density, self._state)
+        point_MD = cast(SingleGradient, self.method).gradient_point(self._density, self._state)
         drawn = point_MD is not self._state.weights_MD
         if drawn:
-            self._write(point_MD)
+            _write(self, point_MD)
         self._visited = True
         try:
             yield
         finally:
             if drawn:
-                self._write(self._state.weights_MD)
+                _write(self, self._state.weights_MD)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -155,7 +155,7 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
             What the closure returns.
 
         Raises:
-            ValueError: if there are no gradients, they were not taken at the gradient point, the run is over, or
+            SettingError: if there are no gradients, they were not taken at the gradient point, the run is over, or
                 something else has changed the parameters or the `lr`; if dropout is on, for a sampler.
             DivergedError: if the gradients are not finite, for IVON at once, for a chain at the eighth time.
         """
@@ -164,41 +164,27 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         check_step(self)
-        like_MD = self._state.weights_MD
-        self._density.give(_gradient(self).to(like_MD), {n: b.unsqueeze(0) for n, b in self._buffers.items()})
+        self._density.give(_gradient(self), {n: b.unsqueeze(0) for n, b in self._buffers.items()})
         self._state, _ = self.method.step(self._density, self._state, None, donate=True)
-        draw_MD = self.method.draw(self._state)
-        self._shelf.add(None if draw_MD is None else draw_MD.to(self.model.network.device))
+        if (draw_MD := self.method.draw(self._state)) is not None:
+            self._shelf.add(draw_MD.to(self.model.network.device))
         for parameter in self.learned.values():  # a trainer that clears the network's gradients does not know these
             parameter.grad = None
         self._visited = False
-        self._write(self._state.weights_MD)
+        _write(self, self._state.weights_MD)
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs: the method's state and the draws; tensors and plain values alone.
-
-        Returns:
-            Nested dictionaries, which `torch.load(weights_only=True)` reads.
-        """
-        tensors, numbers = flatten(self._state)
-        state = {
-            "kind": _KIND,
-            "run": json.dumps(_description(self)),
-            "tensors": {name: tensor.clone() for name, tensor in tensors.items()},
-            "numbers": numbers,
-            "draws": list(self._shelf.draws),
-        }
-        groups = [{**group, "params": list(range(len(group["params"])))} for group in self.param_groups]
-        return {"state": state, "param_groups": groups}
+        """Return state and draws in nested dictionaries, which `torch.load(weights_only=True)` reads."""
+        return _packed(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Go on from what `state_dict` returned, and put its weights in the network.
 
-        A run that goes on from there equals one that was not interrupted.
+        The run then equals one that was not interrupted.
 
         Args:
-            state_dict: what `state_dict` of an optimiser with the same settings returned.
+            state_dict: that of an optimiser with the same settings.
 
         Raises:
             ValueError: if it is that of another optimiser, or of other settings; nothing is changed then.
@@ -213,14 +199,13 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
             group.update({name: value for name, value in saved.items() if name != "params"})
         self._begun = self.steps > 0  # before the first step, the network's weights are those that count
         if self._begun:
-            self._write(self._state.weights_MD)
+            _write(self, self._state.weights_MD)
 
     def posterior(self, data: Any = None) -> Result:
         """Return the posterior of the steps so far; the loop can go on afterwards.
 
         Args:
-            data: the training data, as `fit` takes them. With these the result is judged as `fit` judges it, and batch
-                norm can be recalibrated for draws. None does neither.
+            data: the training data, by which the result is judged, and batch norm recalibrated, as after `fit`.
 
         Returns:
             The posterior, of the type that `fit` returns.
@@ -233,15 +218,13 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
         if data is None:
             return posterior
         source = as_source(self.model, data, self.method.needs.batch_size or 128)
-        faults = source.check(training=True)
-        ending = self.method.ending(posterior, state)
-        return judged(posterior.calibrated(source.inputs), ending, source, known=faults)
+        known, ending = source.check(training=True), self.method.ending(posterior, state)
+        return judged(posterior.calibrated(source.inputs), ending, source, known=known)
 
     def trainer_callback(self) -> Any:
         """Return the callback that the Trainer of Hugging Face needs beside `optimizers=(optimizer, None)`.
 
-        It holds the network at the gradient point in a step. State and draws are in the checkpoints of the Trainer, as
-        those of any optimiser.
+        State and draws are in the checkpoints of the Trainer, as those of any optimiser.
 
         Raises:
             ImportError: if transformers is not installed.
@@ -262,31 +245,38 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
     def _begin(self) -> None:
         """Begin at the weights that the network has now."""
         self._parameters, self._buffers = held_by(self.network, self.model)
-        device = next(iter(self._parameters.values())).device
-        weights_D = weights_of(self.model, self.network, "network").weights_D
-        learned_D = [parameter.detach().to(weights_D).flatten() for parameter in self.learned.values()]
-        for parameter in self.learned.values():
-            parameter.data = parameter.data.to(device)
-        self._density = GivenGradient(self.model, self.num_data)
-        self._state = self.method.init(
-            self._density,
-            torch.cat([weights_D[: self.model.network.layout.size], *learned_D]).unsqueeze(0).to(device),
-            {n: b.detach().unsqueeze(0).clone() for n, b in self._buffers.items()},
-            seeds=member_seeds(self.seed, 1),
-            steps_per_epoch=self.steps_per_epoch,
-        )
-        self._begun = self._visited = False
-        self._versions = versions(self)
+        self._density, self._state = _first(self)
+        self._begun, self._visited, self._versions = False, False, versions(self)
 
-    @torch.no_grad()
-    def _write(self, weights_MD: Tensor) -> None:
-        """Put weights (1, D) in the network, and remember that nothing else has changed it since."""
-        views, learned = self.model.split(weights_MD[0])
-        for name, view in self.model.network.mask.fill(views).items():
-            self._parameters[name].copy_(view)
-        for name, view in learned.items():
-            self.learned[name].copy_(view)
-        self._versions = versions(self)
+
+def _first(optimizer: Optimizer[Any]) -> tuple[GivenGradient, Any]:
+    """Return a density for the steps, and the state before the first one, at the weights that the network has now."""
+    model, learned = optimizer.model, optimizer.learned.values()
+    device = next(iter(optimizer._parameters.values())).device
+    weights_D = weights_of(model, optimizer.network, "network").weights_D[: model.network.layout.size]
+    weights_D = torch.cat([weights_D, *(parameter.detach().to(weights_D).flatten() for parameter in learned)])
+    for parameter in learned:
+        parameter.data = parameter.data.to(device)
+    density = GivenGradient(model, optimizer.num_data)
+    state = optimizer.method.init(
+        density,
+        weights_D.unsqueeze(0).to(device),
+        {name: buffer.detach().unsqueeze(0).clone() for name, buffer in optimizer._buffers.items()},
+        seeds=member_seeds(optimizer.seed, 1),
+        steps_per_epoch=optimizer.steps_per_epoch,
+    )
+    return density, state
+
+
+@torch.no_grad()
+def _write(optimizer: Optimizer[Any], weights_MD: Tensor) -> None:
+    """Put weights (1, D) in the network, and remember that nothing else has changed it since."""
+    views, learned = optimizer.model.split(weights_MD[0])
+    for name, view in optimizer.model.network.mask.fill(views).items():
+        optimizer._parameters[name].copy_(view)
+    for name, view in learned.items():
+        optimizer.learned[name].copy_(view)
+    optimizer._versions = versions(optimizer)
 
 
 def _gradient(optimizer: Optimizer[Any]) -> Tensor:
@@ -302,6 +292,20 @@ def _description(optimizer: Optimizer[Any]) -> dict[str, Any]:
     """Return what identifies the run of an optimiser, as JSON has it."""
     about = describe_run(optimizer.model, optimizer, optimizer.method, seed=optimizer.seed, space=None)
     return json.loads(json.dumps(about))
+
+
+def _packed(optimizer: Optimizer[Any]) -> dict[str, Any]:
+    """Return what `state_dict` returns; later steps do not change it."""
+    tensors, numbers = flatten(optimizer._state)
+    state = {
+        "kind": _KIND,
+        "run": json.dumps(_description(optimizer)),
+        "tensors": {name: tensor.clone() for name, tensor in tensors.items()},
+        "numbers": numbers,
+        "draws": list(optimizer._shelf.draws),
+    }
+    groups = [{**group, "params": list(range(len(group["params"])))} for group in optimizer.param_groups]
+    return {"state": state, "param_groups": groups}
 
 
 def _checked(optimizer: Optimizer[Any], state_dict: Mapping[str, Any]) -> Mapping[str, Any]:

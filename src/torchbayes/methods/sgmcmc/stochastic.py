@@ -85,7 +85,7 @@ class Stochastic:
 
     adapts: ClassVar[bool] = False
     has_momentum: ClassVar[bool] = True
-    is_single_gradient: ClassVar[bool] = True
+    single_gradient = True
     rate: ClassVar[float]
     preconditioned_rate: ClassVar[float]
     least_floor: ClassVar[float] = 1e-7

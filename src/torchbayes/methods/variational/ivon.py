@@ -120,12 +120,12 @@ class IVON(Runs, NaturalGradient):
         check_pairs(self.draws, antithetic=self.antithetic)
 
     @property
-    def is_single_gradient(self) -> bool:
+    def single_gradient(self) -> bool:  # type: ignore[override]  # unlike that of other methods, it depends on a setting
         """Whether a step takes one gradient: with one draw."""
         return self.draws == 1
 
     def gradient_point(self, density: LogDensity, state: State) -> Tensor:
-        """Return the first draw of the next step, (M, D), at which it takes a gradient; in scratch space of the state."""
+        """Return the first draw of the next step, (M, D), where it takes a gradient; in scratch space of the state."""
         _draw(self, state, target_of(density, state.mean_MD))
         return state.drawn_SMD[0]
 
