@@ -348,6 +348,21 @@ def test_other_networks_and_states_are_refused():
         optimizer.load_state_dict(other.state_dict())
     with pytest.raises(ValueError, match="before weights were kept"):
         optimizer.posterior()
+    stepped(net, optimizer)
+    damaged = optimizer.state_dict()
+    del damaged["state"]["tensors"]["/weights_MD"]
+    with pytest.raises(ValueError, match="does not hold a state of this run: `/weights_MD` must have shape"):
+        optimizer.load_state_dict(damaged)
+    assert optimizer.steps == 1
+
+
+def test_a_chain_that_diverged_says_so():
+    net = network()
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    optimizer = Optimizer(net, model, METHODS["SGLD"], num_data=N, steps_per_epoch=N // B)
+    run_loop(net, optimizer, loss=lambda *a: cross_entropy(*a) * torch.nan)
+    with pytest.warns(tb.ProblemWarning, match="chain 0 diverged 8 times"):
+        optimizer.posterior((normal(N, 3), classes(N, 2)))
 
 
 def test_a_gradient_that_is_not_finite_is_not_taken():

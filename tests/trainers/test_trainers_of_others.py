@@ -131,6 +131,16 @@ def test_a_checkpoint_without_the_optimiser_is_refused(tmp_path: Path):
         hugging(tmp_path, METHODS["SGLD"], resume=True)
 
 
+def test_dora_is_refused():
+    pytest.importorskip("peft")
+    from tests.adapters.tiny import adapted
+
+    network = adapted("qwen3", head=False, use_dora=True)
+    model = tb.Model(network, tb.likelihoods.Categorical(ignore_index=-100), random="*lora*")
+    with pytest.raises(ValueError, match=r"lora_magnitude_vector\..*leaves out the norms .* `use_dora=False`"):
+        Optimizer(network, model, METHODS["IVON"], num_data=80, steps_per_epoch=4)
+
+
 # --- Lightning and Accelerate
 
 

@@ -10,6 +10,7 @@ from torchbayes.checks import SettingError, holds
 from torchbayes.methods.protocol import name_of_members
 from torchbayes.model.functional_call import drops
 from torchbayes.model.model import Model
+from torchbayes.model.wrappers import leaves_out_norms
 from torchbayes.posteriors.trained import renamed
 
 
@@ -33,7 +34,7 @@ def check_single(method: Any) -> None:
 def held_by(network: nn.Module, model: Model) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
     """Return the network's random parameters and its buffers that training may change, by the model's names.
 
-    A SettingError if they are not the model's, or cannot be trained.
+    A SettingError if they are not the model's, cannot be trained, or have a backward pass that is not exact.
     """
     parameters, buffers = (
         network.named_parameters(remove_duplicate=False),
@@ -49,6 +50,11 @@ def held_by(network: nn.Module, model: Model) -> tuple[dict[str, nn.Parameter], 
             )
         if not held[name].requires_grad:
             raise SettingError(f"`{name}` is random in the model and frozen in the network. Set its `requires_grad`.")
+    if dora := [name for name, part in network.named_modules() if leaves_out_norms(part)]:
+        raise SettingError(
+            f"the backward pass of `{dora[0]}`, an adapter of DoRA, leaves out the norms that it divides by, so that "
+            f"the loop would not compute the gradient of the loss. Set `use_dora=False` of PEFT, or take `tb.fit`."
+        )
     return {name: held[name] for name in wanted}, {name: held[name] for name in model.network.buffers}
 
 

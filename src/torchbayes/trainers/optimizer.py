@@ -189,15 +189,13 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
         Raises:
             ValueError: if it is that of another optimiser, or of other settings; nothing is changed then.
         """
-        held = _checked(self, state_dict)
-        self._begin()
-        self._state = restore(self._state, {n: t.clone() for n, t in held["tensors"].items()}, held["numbers"])
-        self._shelf = MemoryShelf(Shard(1))
+        held, (density, fresh) = _checked(self, state_dict), _first(self)
+        self._state, self._density, self._shelf = _restored(fresh, held), density, MemoryShelf(Shard(1))
         for draw_MD in held["draws"]:
             self._shelf.add(draw_MD.to(self.model.network.device))
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})
-        self._begun = self.steps > 0  # before the first step, the network's weights are those that count
+        self._begun, self._visited = self.steps > 0, False  # at step 0 it is the network's weights that count
         if self._begun:
             _write(self, self._state.weights_MD)
 
@@ -205,7 +203,8 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
         """Return the posterior of the steps so far; the loop can go on afterwards.
 
         Args:
-            data: the training data, by which the result is judged, and batch norm recalibrated, as after `fit`.
+            data: the training data, by which the result is judged, and batch norm recalibrated, as after `fit`. Without
+                data nothing is checked.
 
         Returns:
             The posterior, of the type that `fit` returns.
@@ -244,7 +243,6 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
 
     def _begin(self) -> None:
         """Begin at the weights that the network has now."""
-        self._parameters, self._buffers = held_by(self.network, self.model)
         self._density, self._state = _first(self)
         self._begun, self._visited, self._versions = False, False, versions(self)
 
@@ -252,6 +250,7 @@ class Optimizer(torch.optim.Optimizer, Generic[Result]):
 def _first(optimizer: Optimizer[Any]) -> tuple[GivenGradient, Any]:
     """Return a density for the steps, and the state before the first one, at the weights that the network has now."""
     model, learned = optimizer.model, optimizer.learned.values()
+    optimizer._parameters, optimizer._buffers = held_by(optimizer.network, model)  # buffers are others once it is moved
     device = next(iter(optimizer._parameters.values())).device
     weights_D = weights_of(model, optimizer.network, "network").weights_D[: model.network.layout.size]
     weights_D = torch.cat([weights_D, *(parameter.detach().to(weights_D).flatten() for parameter in learned)])
@@ -311,10 +310,19 @@ def _packed(optimizer: Optimizer[Any]) -> dict[str, Any]:
 def _checked(optimizer: Optimizer[Any], state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state in a state dict; SettingError if it is not one of this run."""
     held = state_dict.get("state") if isinstance(state_dict, Mapping) else None
-    if not isinstance(held, Mapping) or held.get("kind") != _KIND:
+    parts = {"run", "tensors", "numbers", "draws"}
+    if not isinstance(held, Mapping) or held.get("kind") != _KIND or not parts <= held.keys():
         raise SettingError(f"this is not the state dict of a `tb.trainers.Optimizer`; got {seen(state_dict)}.")
     if clauses := differences(json.loads(held["run"]), _description(optimizer)):
         raise SettingError(
             f"the state dict belongs to another run: {'; '.join(clauses[:5])}. Make the optimiser as it was made then."
         )
     return held
+
+
+def _restored(fresh: Any, held: Mapping[str, Any]) -> Any:
+    """Return the method's state in a state dict, as copies; SettingError if it is not whole."""
+    try:
+        return restore(fresh, {n: t.clone() for n, t in held["tensors"].items()}, held["numbers"])
+    except ValueError as error:
+        raise SettingError(f"the state dict does not hold a state of this run: {error}. Save it again.") from error
