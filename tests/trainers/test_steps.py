@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.oracles import assert_close, classes, normal
+from tests.processes import forked
 from torchbayes.density import LogDensity
 from torchbayes.randomness.seeds import member_seeds
 from torchbayes.trainers import Optimizer
@@ -373,3 +375,47 @@ def test_a_gradient_that_is_not_finite_is_not_taken():
     with pytest.raises(tb.DivergedError, match=r"diverged at step 2 of 8.*Standardise inputs"):
         run_loop(net, optimizer, steps=range(2, 3), loss=lambda *a: cross_entropy(*a) * torch.inf)
     assert torch.equal(torch.cat([p.detach().flatten() for p in net.parameters()]), path[-1])
+
+
+# --- data parallelism
+
+
+def half_of_a_run(rank: int, name: str, port: int, results: Any) -> None:
+    """One of two processes, each with half of the rows of a step; their networks begin apart."""
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        net = network()
+        nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(net.parameters()) + rank, net.parameters())
+        model = tb.Model(net, tb.likelihoods.Categorical())
+        optimizer = Optimizer(net, model, METHODS[name], num_data=N, steps_per_epoch=N // B)
+        parallel = nn.parallel.DistributedDataParallel(net)  # which sends the first network to the other process
+        for step in range(STEPS):
+            inputs, targets = (part[rank * B // 2 : (rank + 1) * B // 2] for part in rows(step))
+            optimizer.zero_grad()
+            with optimizer.at_gradient_point():
+                nn.functional.cross_entropy(parallel(inputs), targets).backward()
+            optimizer.step()
+        results.put((rank, nn.utils.parameters_to_vector(net.parameters()).tolist()))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SGHMC", "IVON"])
+def test_processes_that_share_the_rows_have_the_same_weights(name: str):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    results = forked().Queue()
+    processes = [forked().Process(target=half_of_a_run, args=(rank, name, port, results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = dict(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join()
+    net = network()
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    optimizer = Optimizer(net, model, METHODS[name], num_data=N, steps_per_epoch=N // B)
+    expected = run_loop(net, optimizer)[-1]
+    assert found[0] == found[1]
+    assert_close(torch.tensor(found[0], dtype=torch.float64), expected, rtol=1e-9, atol=1e-10)

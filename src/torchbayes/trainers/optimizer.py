@@ -290,7 +290,7 @@ def _gradient(optimizer: Optimizer[Any]) -> Tensor:
 def _description(optimizer: Optimizer[Any]) -> dict[str, Any]:
     """Return what identifies the run of an optimiser, as JSON has it."""
     about = describe_run(optimizer.model, optimizer, optimizer.method, seed=optimizer.seed, space=None)
-    return json.loads(json.dumps(about))
+    return json.loads(json.dumps(about, default=lambda setting: type(setting).__qualname__))
 
 
 def _packed(optimizer: Optimizer[Any]) -> dict[str, Any]:
