@@ -10,7 +10,7 @@ from torchbayes.checks import SettingError, holds
 from torchbayes.methods.protocol import name_of_members
 from torchbayes.model.functional_call import drops
 from torchbayes.model.model import Model
-from torchbayes.model.wrappers import leaves_out_norms
+from torchbayes.model.wrappers import without_norms
 from torchbayes.posteriors.trained import renamed
 
 
@@ -50,7 +50,7 @@ def held_by(network: nn.Module, model: Model) -> tuple[dict[str, nn.Parameter], 
             )
         if not held[name].requires_grad:
             raise SettingError(f"`{name}` is random in the model and frozen in the network. Set its `requires_grad`.")
-    if dora := [name for name, part in network.named_modules() if leaves_out_norms(part)]:
+    if dora := [*without_norms(network)]:
         raise SettingError(
             f"the backward pass of `{dora[0]}`, an adapter of DoRA, leaves out the norms that it divides by, so that "
             f"the loop would not compute the gradient of the loss. Set `use_dora=False` of PEFT, or take `tb.fit`."
