@@ -19,6 +19,7 @@ from torchbayes.calibration import TemperatureScaling
 from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
+from torchbayes.certificate import Budget, Certificate, Check, certify
 from torchbayes.continual import Learned, Task, coresets, sequence
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
 from torchbayes.driver import Chains, Event, sample
@@ -98,7 +99,10 @@ __all__ = [
     "Approximation",
     "Batch",
     "BatchNormPosterior",
+    "Budget",
+    "Certificate",
     "Chains",
+    "Check",
     "Collector",
     "Constant",
     "Cosine",
@@ -152,6 +156,7 @@ __all__ = [
     "__version__",
     "as_prior",
     "calibration",
+    "certify",
     "coresets",
     "detection",
     "diagnose",

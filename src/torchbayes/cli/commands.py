@@ -21,6 +21,7 @@ from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
 from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import nearest
+from torchbayes.cli.certify import certify
 from torchbayes.cli.compare import compare, evidence
 from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.lora import lora
@@ -300,6 +301,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "predict": predict,
     "evidence": evidence,
     "diagnose": diagnose,
+    "certify": certify,
     "report": report,
     "lora": lora,
     "reproduce": reproduce,

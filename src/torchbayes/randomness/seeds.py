@@ -188,6 +188,14 @@ class Purpose(enum.IntEnum):
     FIRST_QUESTIONS = 221  # that active learning begins with
     POOL = 222  # of which a round scores some
     RANDOM_QUESTIONS = 223  # taken at random, to compare with
+    # certificates
+    UNIFORM_RANKS = 230  # samples that ranks are compared with
+    RANK_RESAMPLES = 231  # ranks drawn again
+    SIMULATION = 232  # seeds of true networks, their targets and the fits of these
+    RANK_TIES = 233  # places among equal draws
+    PROBES = 234  # projections of outputs
+    FOLDS = 235  # rows that are left out together
+    OTHER_SEEDS = 236  # seeds of the fits that are compared
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

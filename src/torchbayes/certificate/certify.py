@@ -1,0 +1,132 @@
+"""certify: how far can this posterior be trusted? Check by check, each with a grade and its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchbayes.calls import explained
+from torchbayes.certificate.budget import Budget
+from torchbayes.certificate.case import Case, first_rows, fitting
+from torchbayes.certificate.certificate import Certificate, Check, not_judged
+from torchbayes.certificate.known import k_hat, leave_one_out, r_hat
+from torchbayes.certificate.reference import reference
+from torchbayes.certificate.refits import coverage, seeds
+from torchbayes.certificate.results import Results
+from torchbayes.certificate.simulation import simulation
+from torchbayes.checks import as_seed, check_flags, check_kind, optional, seen
+from torchbayes.checksum import checksum
+from torchbayes.display import brief
+from torchbayes.driver.run import describe
+from torchbayes.model.batches.batch import batch_size, tensors_of
+from torchbayes.model.model import place_inputs
+from torchbayes.model.sources.sources import as_source
+from torchbayes.native.process import without_autocast
+from torchbayes.posteriors.posterior import Posterior
+
+_COMPARED = 200  # inputs at which predictions are compared
+
+_MADE: dict[str, Callable[..., Check]] = {
+    "simulation": simulation,
+    "coverage": coverage,
+    "k-hat": k_hat,
+    "R-hat": r_hat,
+    "leave-one-out": leave_one_out,
+    "reference": reference,
+    "seeds": seeds,
+}
+
+
+@torch.inference_mode(False)
+@without_autocast
+@explained()
+def certify(
+    posterior: Posterior,
+    data: Any,
+    method: Any = None,
+    *,
+    inputs: Any = None,
+    budget: Budget | None = None,
+    directory: str | PathLike[str] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Certificate:
+    """Judge a posterior by all that can be known of it, and grade each check green, amber or red.
+
+    - simulation: simulation-based calibration of the method with this network and prior. It judges the computation.
+    - coverage: intervals or sets at rows that fits have not seen. It judges the model as well.
+    - k-hat: importance weights, of a posterior with a density.
+    - R-hat: chains, by their predictions.
+    - leave-one-out: whether the posterior hangs on single rows.
+    - reference: distance to HMC, on as many rows as it can sample.
+    - seeds: whether another run would predict the same.
+
+    Results that are no posteriors, such as those of `MAP`, are judged as if they were: they claim to be certain.
+
+    Args:
+        posterior: what `fit` returned.
+        data: all rows to which it was fitted, as for `fit`.
+        method: how it was fitted, such as `HMC()`; or a function of (model, (inputs, targets), seed) that returns a
+            posterior. Without it checks that fit again are not judged.
+        inputs: where predictions are compared, such as those of test rows; rows of the data if None. At most 200
+            evenly spaced ones are taken.
+        budget: numbers of fits and rows; `Budget()` if None.
+        directory: where results are kept, a file for each fit: an interrupted certificate goes on where it was.
+        seed: seed of the simulated data, the folds and the fits.
+        progress: whether the progress is shown on standard error.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        TypeError: if the posterior is none, or the method has no way to fit.
+        ValueError: if data or inputs do not fit the model, or the directory holds results of something else.
+    """
+    check_kind(Posterior, "what `fit` returns", posterior=posterior)
+    optional(check_kind, Budget, "a Budget", budget=budget)
+    check_flags(progress=progress)
+    if method is not None and (isinstance(method, type) or not (callable(method) or hasattr(method, "init"))):
+        raise TypeError(f"`method` must be a method such as HMC(), or a function that fits; got {seen(method)}.")
+    seed, budget = as_seed(seed), budget or Budget()
+    source = as_source(posterior.model, data, 1024)
+    source.check()
+    rows = source.rows()
+    compared = place_inputs(posterior.model, rows.inputs if inputs is None else inputs)
+    compared = first_rows(compared, _COMPARED, batch_size(compared))
+    about = {
+        "data": _checksum(rows),
+        "inputs": _checksum(compared),
+        "posterior": _checksum(posterior.tensors()),
+        "method": getattr(method, "__qualname__", None) or describe(method),
+        "seed": seed,
+        "rows": budget.rows,
+        "reference": describe(budget.reference),
+    }
+    results = Results(None if directory is None else Path(directory), about)
+    fit = None if method is None else fitting(method)
+    case = Case(posterior, rows, compared, fit, budget, results, seed)
+    checks = tuple(_checked(name, case, shown=progress) for name in budget.checks)
+    subject = f"{type(posterior).__name__} over {posterior.model.layout.size:,} weights, {rows.size:,} rows"
+    name = getattr(method, "__qualname__", None) or brief(method)
+    return Certificate(checks, subject if method is None else f"{name}: {subject}")
+
+
+def _checked(name: str, case: Case, *, shown: bool) -> Check:
+    """Return a check; where it cannot be made, one that says why."""
+    try:
+        check = _MADE[name](case, shown=shown)
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        first = " ".join(str(error).split())
+        return not_judged(name, first[:1].upper() + first[1:] or type(error).__name__)
+    if check.numbers and math.isnan(next(iter(check.numbers.values()))):
+        return not_judged(name, "Its number is not finite.")
+    return check
+
+
+def _checksum(rows: Any) -> str:
+    return "-".join(checksum(tensor.detach().cpu()) for tensor in tensors_of(rows))
