@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -19,7 +18,6 @@ from torchbayes.model.batches.loaders import evenly_spaced
 from torchbayes.model.likelihoods.protocol import Parameters
 from torchbayes.model.model import Model
 from torchbayes.posteriors.posterior import Posterior
-from torchbayes.posteriors.problems import ProblemWarning
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import class_probs
 from torchbayes.predictive.linearised import by_outputs
@@ -63,9 +61,7 @@ class Case:
             raise ValueError(
                 "it fits again, and how is not known. Give `method=`, with which the posterior was fitted."
             )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ProblemWarning)  # the grades say it
-            return self.fit(self.model, (rows.inputs, rows.targets), seed)
+        return self.fit(self.model, (rows.inputs, rows.targets), seed)
 
 
 def fitting(method: Any) -> Fit:

@@ -62,16 +62,19 @@ class Certificate:
     Attributes:
         checks: the checks, in the order of the page.
         subject: what is judged, in a few words.
+        problems: known problems of the posterior, one clause each; with one, nothing is green.
     """
 
     checks: tuple[Check, ...]
     subject: str = ""
+    problems: tuple[str, ...] = ()
 
     @property
     def grade(self) -> Grade:
-        """The worst grade of what was judged; "not judged" if nothing was."""
+        """The worst grade of what was judged, and at best amber with a known problem; "not judged" if nothing was."""
         judged: list[Grade] = [check.grade for check in self.checks if check.grade != "not judged"]
-        return worst(*judged) if judged else "not judged"
+        known: list[Grade] = ["amber"] if self.problems else []
+        return worst(*judged, *known) if judged or known else "not judged"
 
     def __iter__(self) -> Iterator[Check]:
         return iter(self.checks)
@@ -97,7 +100,8 @@ class Certificate:
     def numbers(self) -> dict[str, Any]:
         """Return everything as JSON holds it; None for what is not finite."""
         checks = [asdict(check) for check in self.checks]
-        return _plain({"subject": self.subject, "grade": self.grade, "checks": checks})
+        about = {"subject": self.subject, "grade": self.grade, "problems": list(self.problems)}
+        return _plain({**about, "checks": checks})
 
     def page(self) -> Page:
         """Return the certificate as one page, which needs no network and no other file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -28,6 +29,7 @@ from torchbayes.model.model import place_inputs
 from torchbayes.model.sources.sources import as_source
 from torchbayes.native.process import without_autocast
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import ProblemWarning, warn_of
 
 _COMPARED = 200  # inputs at which predictions are compared
 
@@ -110,16 +112,19 @@ def certify(
     results = Results(None if directory is None else Path(directory), about)
     fit = None if method is None else fitting(method)
     case = Case(posterior, rows, compared, fit, budget, results, seed)
+    warn_of(posterior.problems)
     checks = tuple(_checked(name, case, shown=progress) for name in budget.checks)
     subject = f"{type(posterior).__name__} over {posterior.model.layout.size:,} weights, {rows.size:,} rows"
     name = getattr(method, "__qualname__", None) or brief(method)
-    return Certificate(checks, subject if method is None else f"{name}: {subject}")
+    return Certificate(checks, subject if method is None else f"{name}: {subject}", posterior.problems)
 
 
 def _checked(name: str, case: Case, *, shown: bool) -> Check:
     """Return a check; where it cannot be made, one that says why."""
     try:
-        check = _MADE[name](case, shown=shown)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ProblemWarning)  # of fits on the way, whose grades say it
+            check = _MADE[name](case, shown=shown)
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         first = " ".join(str(error).split())
         return not_judged(name, first[:1].upper() + first[1:] or type(error).__name__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torchbayes.assess.leave_one_out import loo
 from torchbayes.certificate.case import Case
 from torchbayes.certificate.certificate import Check, Grade, graded, not_judged
 from torchbayes.diagnostics.convergence import ENOUGH
-from torchbayes.posteriors.problems import ProblemWarning
 
 _GOOD, _USABLE, _MANY = 0.5, 0.7, 20  # of k-hat, and weights from which every approximation is above
 _AGREE, _NEAR = 1.01, 1.05  # of R-hat
@@ -31,9 +29,7 @@ def k_hat(case: Case, *, shown: bool) -> Check:
         return not_judged(
             "k-hat", "The posterior has no density: chains are judged by R-hat, point masses by the others."
         )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ProblemWarning)
-        found = diagnose(posterior, case.rows.inputs, case.rows.targets)
+    found = diagnose(posterior, case.rows.inputs, case.rows.targets)
     grade = graded(found.k, green=_GOOD, red=_USABLE)
     if grade == "red" and found.weights >= _MANY:
         grade = "amber"
@@ -75,9 +71,7 @@ def r_hat(case: Case, *, shown: bool) -> Check:
 def leave_one_out(case: Case, *, shown: bool) -> Check:
     """Return the check of single rows: does the posterior hang on some of them?"""
     del shown
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ProblemWarning)
-        found = loo(case.posterior, (case.rows.inputs, case.rows.targets))
+    found = loo(case.posterior, (case.rows.inputs, case.rows.targets))
     count = max(int((found.weights_N > 0).sum()), 1)
     share, rows = len(found.untrusted) / count, float(found.weights_N.sum())
     size = "leverage" if found.closed else "k-hat"

@@ -49,9 +49,11 @@ def _words(certificate: Certificate) -> Table:
 
 def _lead(certificate: Certificate) -> str:
     judged = [check for check in certificate if check.grade != "not judged"]
+    known = f"\n\nKnown problems of the posterior: {'; '.join(certificate.problems)}." if certificate.problems else ""
     if not judged:
-        return "Nothing could be judged; the table says why."
+        return "Nothing could be judged; the table says why." + known
     worst = [check.name for check in judged if check.grade == certificate.grade]
+    worst = worst or ["its known problems"]
     said = {
         "green": "Nothing that was looked at speaks against this posterior.",
         "amber": f"Use it with care: {', '.join(worst)}.",
@@ -59,7 +61,7 @@ def _lead(certificate: Certificate) -> str:
     }[certificate.grade]
     count = len(certificate.checks) - len(judged)
     left = f" {count} of {len(certificate.checks)} checks could not be made." if count else ""
-    return f"The worst grade of {len(judged)} checks is {certificate.grade}. {said}{left}"
+    return f"The grade, the worst of {len(judged)} checks, is {certificate.grade}. {said}{left}{known}"
 
 
 def _picture(check: Check) -> Picture:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from torchbayes.assess.diagnose import diagnose
 from torchbayes.certificate.case import Case, distance, measure, sampled, spread, summary
 from torchbayes.certificate.certificate import Check, graded, not_judged, worst
 from torchbayes.metrics.fidelity import floor
-from torchbayes.posteriors.problems import ProblemWarning
 from torchbayes.selection import fit
 
 NAME = "reference"
@@ -51,7 +49,8 @@ def reference(case: Case, *, shown: bool) -> Check:
         f"green: {name} at most {_NEAR[name]} or {_FLOORS} floors, spread within a factor {_SPREAD}; red: above "
         f"{_FAR[name]}, or a factor {_NO_SPREAD:g}",
         f"{on} {rows.size} rows: predictions are {apart:.2g} in {name} from those of "
-        f"{type(budget.reference).__name__}, of which another sample would be {there['floor']:.2g} away, and functions spread {ratio:.2g} times as much.",
+        f"{type(budget.reference).__name__}, of which another sample would be {there['floor']:.2g} away, and functions "
+        f"spread {ratio:.2g} times as much.",
         "" if grade == "green" else "More members, a richer family, or the reference itself where rows are this few.",
     )
 
@@ -64,17 +63,15 @@ def _summarised(posterior: Any, case: Case) -> dict[str, Any]:
 def _sampled(case: Case, *, shown: bool) -> dict[str, Any]:
     """Return the predictions of the reference, how far another sample would be, and how many of them agree."""
     rows = case.few
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ProblemWarning)
-        posterior = fit(
-            case.model,
-            (rows.inputs, rows.targets),
-            case.budget.reference,
-            seed=case.seed,
-            callbacks=None if shown else (),
-        )
-        diagnosis: Any = diagnose(posterior, case.inputs)
-        rhat = diagnosis.spaces[diagnosis.functions].rhat
+    posterior = fit(
+        case.model,
+        (rows.inputs, rows.targets),
+        case.budget.reference,
+        seed=case.seed,
+        callbacks=None if shown else (),
+    )
+    diagnosis: Any = diagnose(posterior, case.inputs)
+    rhat = diagnosis.spaces[diagnosis.functions].rhat
     agree = float((rhat <= _AGREE).double().mean())
     functions, chains = posterior.functions(), posterior.members
     chain_S, half = torch.arange(functions.draws) % chains, chains // 2

@@ -83,8 +83,8 @@ def _judged(levels: list[Tensor], nlls: list[float]) -> Check:
         {"95 %": inside, **{name: value for name, value in numbers.items() if name != "95 %"}, "rows": len(needed_N)}
         | {"NLL": sum(nlls) / len(nlls)},
         f"green: within {_SLIGHT} or {_SIGMAS} standard errors; red: off by more than {_FAR}",
-        f"Over {len(levels)} fits, each without some rows, intervals or sets of these rows {said}: {100 * inside:.1f} % "
-        f"at 95 %. This judges network, likelihood and prior too.",
+        f"Over {len(levels)} fits, each without some rows, intervals or sets of these rows {said}: "
+        f"{100 * inside:.1f} % at 95 %. This judges network, likelihood and prior too.",
         ""
         if grade == "green"
         else "Another likelihood or noise, a richer network, or `torchbayes.conformal` around it.",

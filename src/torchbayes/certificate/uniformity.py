@@ -27,6 +27,8 @@ from torchbayes.randomness.seeds import Purpose, generator
 _POINTS = 100  # most points at which the distribution functions are compared
 _SIMULATED = 4000  # uniform samples, from which the distribution of t is known
 _RESAMPLES = 1000
+_NUMBERS = 2**22  # that are held at once
+_ROUNDING = 1 - 1e-9  # tails of symmetric counts differ by rounding
 _LEVEL = 0.95
 
 
@@ -74,7 +76,7 @@ def uniformity(values_N: Tensor) -> Uniformity:
     counts_K = (values_N <= points_K.unsqueeze(1)).sum(1)
     smallest = float(_tails(count).gather(1, counts_K.unsqueeze(1)).min())
     null_R = _null(count)
-    p_value = (1 + int((null_R <= smallest * (1 + 1e-12)).sum())) / (1 + len(null_R))
+    p_value = (1 + int((null_R * _ROUNDING <= smallest).sum())) / (1 + len(null_R))
     sorted_N, ranks_N = values_N.sort().values, torch.arange(count + 1, dtype=torch.float64) / count
     largest = float(torch.maximum((sorted_N - ranks_N[:-1]).abs(), (sorted_N - ranks_N[1:]).abs()).max())
     again_RN = torch.randint(count, (_RESAMPLES, count), generator=generator(Purpose.RANK_RESAMPLES, count))
@@ -95,7 +97,7 @@ def resolution(count: int, *, level: float = 0.95) -> float:
     """
     check_counts(count=count)
     check_share(level=level)
-    bound = float(_null(count).quantile(1 - level))
+    bound = _ROUNDING * float(_null(count).quantile(1 - level))
     points_K = _points(count)
     middle = int((points_K - 0.5).abs().argmin())
     inside = (_tails(count)[middle] >= bound).nonzero().squeeze(1)
@@ -112,7 +114,7 @@ def envelope(count: int, *, level: float = 0.95, tests: int = 1) -> tuple[Tensor
     """
     check_counts(count=count, tests=tests)
     check_share(level=level)
-    bound = float(_null(count).quantile((1 - level) / tests))
+    bound = _ROUNDING * float(_null(count).quantile((1 - level) / tests))
     inside_KC = _tails(count) >= bound
     counts_C = torch.arange(count + 1, dtype=torch.float64)
     low_K = torch.where(inside_KC, counts_C, float(count)).amin(1) / count
@@ -139,9 +141,14 @@ def _tails(count: int) -> Tensor:
 def _null(count: int) -> Tensor:
     """Return t of uniform samples, sorted, (R,)."""
     points_K = _points(count)
-    noise_RN = torch.rand(_SIMULATED, count, generator=generator(Purpose.UNIFORM_RANKS, count), dtype=torch.float64)
-    counts_RK = torch.searchsorted(noise_RN.sort(1).values, points_K.expand(_SIMULATED, -1).contiguous(), right=True)
-    return _tails(count).T.gather(0, counts_RK).amin(1).sort().values
+    source, tails_CK, smallest = generator(Purpose.UNIFORM_RANKS, count), _tails(count).T, []
+    block = min(_SIMULATED, max(1, _NUMBERS // count))
+    for start in range(0, _SIMULATED, block):
+        rows = min(block, _SIMULATED - start)
+        noise_RN = torch.rand(rows, count, generator=source, dtype=torch.float64).sort(1).values
+        counts_RK = torch.searchsorted(noise_RN, points_K.expand(rows, -1).contiguous(), right=True)
+        smallest.append(tails_CK.gather(0, counts_RK).amin(1))
+    return torch.cat(smallest).sort().values
 
 
 def _shift(values: Tensor) -> Tensor:

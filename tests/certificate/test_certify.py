@@ -1,0 +1,315 @@
+"""Certificates of posteriors that are right, and of posteriors made wrong on purpose, of linear models in float64."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from tests.oracles import LinearGaussian, classes, normal
+from torchbayes.certificate.refits import needed_levels
+from torchbayes.linalg import Dense, Diagonal
+
+NOISE = 0.5
+
+
+@cache
+def model(noise: float = NOISE) -> tb.Model:
+    return tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(noise), tb.priors.Normal(1.0))
+
+
+@cache
+def rows(count: int = 60, noise: float = NOISE) -> tuple[Tensor, Tensor]:
+    inputs = normal(count, 3)
+    return inputs, inputs @ normal(3, 1, seed=1) + noise * normal(count, 1, seed=2)
+
+
+def exact(of: tb.Model, data: Any, seed: int = 0, *, scale: float = 1.0, shift: float = 0.0) -> tb.Gaussian:
+    """The conjugate posterior, its standard deviations times `scale`, its mean moved by `shift` of them."""
+    noise = of.likelihood.scale  # type: ignore[attr-defined]
+    mean, covariance = LinearGaussian(data[0], data[1].squeeze(1), 1.0, noise).posterior()
+    root = torch.linalg.inv(torch.linalg.cholesky(torch.linalg.inv(covariance))).T
+    return tb.Gaussian(of, (mean + shift * covariance.diagonal().sqrt())[None], Dense(scale * root[None]))
+
+
+def from_prior(of: tb.Model, data: Any, seed: int = 0) -> tb.Gaussian:
+    return tb.Gaussian(of, torch.zeros(1, 4).double(), Diagonal(torch.ones(1, 4).double()))
+
+
+def point(of: tb.Model, data: Any, seed: int = 0) -> tb.Point:
+    return tb.Point(of, exact(of, data).mean_MD)
+
+
+def lottery(of: tb.Model, data: Any, seed: int = 0) -> tb.Point:
+    """A method whose result depends on its seed."""
+    return tb.Point(of, exact(of, data).mean_MD + normal(1, 4, seed=seed % 1000))
+
+
+def chains(of: tb.Model, data: Any, seed: int = 0, *, draws: int = 300, memory: float = 0.0) -> tb.Draws:
+    """Four chains of the exact posterior, AR(1) in each weight."""
+    gaussian = exact(of, data)
+    noise = gaussian.sample(4 * draws, seed=seed).view(draws, 4, 4) - gaussian.mean_MD
+    steps = [noise[0]]
+    for each in noise[1:]:
+        steps.append(memory * steps[-1] + (1 - memory**2) ** 0.5 * each)
+    return tb.Draws(of, (torch.stack(steps) + gaussian.mean_MD).transpose(0, 1))
+
+
+def stuck(of: tb.Model, data: Any, seed: int = 0) -> tb.Draws:
+    """Chains that stay where they began."""
+    weights = chains(of, data, seed).weights_MSD
+    return tb.Draws(of, weights[:, :1] + 0.01 * (weights - weights.mean(1, keepdim=True)))
+
+
+def certify(fit: Any, *checks: str, data: Any = None, of: tb.Model | None = None, **budget: Any) -> tb.Certificate:
+    of, data = of or model(), data or rows()
+    return tb.certify(
+        fit(of, data), data, fit, budget=tb.Budget(checks=checks, **{"simulations": 100, **budget}), progress=False
+    )
+
+
+CASES: list[tuple[str, Callable[..., Any], tuple[str, ...]]] = [
+    ("simulation", exact, ("green",)),
+    ("simulation", partial(exact, scale=0.6), ("red",)),
+    ("simulation", partial(exact, scale=1.6), ("red",)),
+    ("simulation", partial(exact, shift=0.8), ("red",)),
+    ("simulation", from_prior, ("red",)),
+    ("simulation", point, ("red",)),
+    ("simulation", partial(chains, draws=100, memory=0.9), ("green",)),
+    ("k-hat", exact, ("green",)),
+    ("k-hat", partial(exact, scale=0.5), ("red",)),
+    ("k-hat", from_prior, ("red",)),
+    ("k-hat", chains, ("not judged",)),
+    ("R-hat", chains, ("green",)),
+    ("R-hat", stuck, ("red",)),
+    ("R-hat", partial(chains, draws=20), ("amber", "red")),
+    ("R-hat", exact, ("not judged",)),
+    ("leave-one-out", exact, ("green",)),
+    ("leave-one-out", partial(exact, shift=3.0), ("red",)),
+    ("leave-one-out", point, ("not judged",)),
+    ("reference", exact, ("green",)),
+    ("reference", partial(exact, scale=0.5), ("amber",)),
+    ("reference", partial(exact, shift=3.0), ("red",)),
+    ("reference", point, ("red",)),
+    ("seeds", exact, ("green",)),
+    ("seeds", lottery, ("red",)),
+]
+SHORT = {"reference": tb.NUTS(chains=4, steps=400, burn_in=150), "rows": 60}
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, partial):
+        return f"{value.func.__name__}-{'-'.join(map(str, value.keywords.values()))}"
+    return value.__name__ if callable(value) else "-".join([value] if isinstance(value, str) else value)
+
+
+@pytest.mark.parametrize(("check", "fit", "grades"), CASES, ids=_name)
+def test_what_is_wrong_is_flagged_and_what_is_right_is_not(check: str, fit: Any, grades: tuple[str, ...]) -> None:
+    found = certify(fit, check, **SHORT)[check]
+    assert found.grade in grades, found
+    assert found.meaning.endswith(".")
+    if found.grade != "not judged":
+        assert found.numbers
+        assert found.threshold
+        assert bool(found.remedy) == (found.grade != "green" or check == "simulation")
+
+
+@pytest.mark.parametrize(("noise", "grade"), [(0.5, "green"), (0.3, "red"), (1.0, "red")])
+def test_coverage_sees_a_wrong_noise(noise: float, grade: str) -> None:
+    found = certify(exact, "coverage", data=rows(200), of=model(noise))["coverage"]
+    assert found.grade == grade
+    assert found.numbers["rows"] == 200
+    if grade == "red":
+        assert ("too few" in found.meaning) == (noise < 0.5)
+
+
+def test_the_prior_is_seen_by_the_data_alone() -> None:
+    """Returned as posterior, it has uniform ranks of every function of the weights (Modrák et al. 2023)."""
+    found = certify(from_prior, "simulation")["simulation"]
+    from torchbayes.certificate.uniformity import uniformity
+
+    p_values = {name: uniformity(torch.tensor(u).double()).p_value for name, u in found.curves.items()}
+    assert p_values.pop("log likelihood") < 0.001
+    assert min(p_values.values()) * len(p_values) > 0.05
+    assert {"log prior", "mean output", "output outside", "output at row 0"} == {
+        name for name in p_values if name not in {"output at row 20", "output at row 40"}
+    }
+
+
+def test_sizes_of_errors_are_those_that_were_put_in() -> None:
+    """Outputs of a linear model have the width of its weights."""
+    numbers = certify(partial(exact, scale=0.6), "simulation", simulations=200)["simulation"].numbers
+    assert numbers["width"] == pytest.approx(0.6, rel=0.2)
+    assert numbers["shift / sd"] == pytest.approx(0.0, abs=0.35)
+    assert numbers["resolves"] == pytest.approx(0.1, abs=0.01)
+
+
+def test_right_posteriors_seldom_raise_an_alarm() -> None:
+    """Ten certificates with other seeds: at 5 %, three alarms have a probability of .012."""
+    posterior = exact(model(), rows())
+    budget = tb.Budget(checks=("simulation",), simulations=40, rows=20)
+    grades = [tb.certify(posterior, rows(), exact, budget=budget, seed=s, progress=False).grade for s in range(10)]
+    assert grades.count("green") >= 8
+
+
+def test_truths_from_the_posterior_are_refitted_with_all_rows() -> None:
+    seen = []
+
+    def fit(of: tb.Model, data: Any, seed: int) -> tb.Gaussian:
+        seen.append(len(data[0]))
+        return exact(of, data)
+
+    budget = {"source": "posterior", "rows": 30, "simulations": 100}
+    posterior = exact(model(), rows())
+    found = tb.certify(posterior, rows(), fit, budget=tb.Budget(checks=("simulation",), **budget), progress=False)
+    assert found.grade == "green"
+    assert set(seen) == {90}
+    wrong = tb.certify(
+        exact(model(), rows(), shift=1.5),
+        rows(),
+        exact,
+        budget=tb.Budget(checks=("simulation",), **budget),
+        progress=False,
+    )
+    assert wrong.grade == "red"
+
+
+def test_an_interrupted_certificate_goes_on(tmp_path: Path) -> None:
+    fits = []
+
+    def fit(of: tb.Model, data: Any, seed: int) -> tb.Gaussian:
+        fits.append(seed)
+        if len(fits) == 12:
+            raise KeyboardInterrupt
+        return exact(of, data)
+
+    budget = tb.Budget(checks=("simulation", "coverage", "seeds"), simulations=30)
+    posterior = exact(model(), rows())
+    again = partial(tb.certify, posterior, rows(), fit, budget=budget, progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        again(directory=tmp_path)
+    resumed = again(directory=tmp_path)
+    assert len(fits) == 12 + 19 + 5 + 2
+    assert resumed == again()
+    with pytest.raises(ValueError, match="holds results of another seed"):
+        again(directory=tmp_path, seed=1)
+
+
+def test_fits_that_fail_are_counted() -> None:
+    def fit(of: tb.Model, data: Any, seed: int) -> tb.Gaussian:
+        if seed % 5 == 0:
+            raise tb.DivergedError("the loss is not finite.")
+        return exact(of, data)
+
+    found = tb.certify(
+        exact(model(), rows()), rows(), fit, budget=tb.Budget(checks=("simulation",), simulations=40), progress=False
+    )["simulation"]
+    assert found.grade == "amber"
+    assert "fits failed (the loss is not finite)" in found.meaning
+    assert found.numbers["simulations"] < 40
+
+
+def test_without_a_method_what_fits_again_is_not_judged() -> None:
+    found = tb.certify(exact(model(), rows()), rows(), progress=False, budget=tb.Budget(**SHORT))
+    grades = {check.name: check.grade for check in found}
+    assert {name for name, grade in grades.items() if grade == "not judged"} == {
+        "simulation",
+        "coverage",
+        "seeds",
+        "R-hat",
+    }
+    assert "method=" in found["simulation"].meaning
+    assert found.grade == "green"
+
+
+def test_the_page_and_the_numbers_hold_every_check(tmp_path: Path) -> None:
+    found = certify(partial(exact, scale=0.6), "simulation", "k-hat", "R-hat")
+    page = found.save(tmp_path / "certificate.html")
+    text, numbers = page.read_text(), json.loads(page.with_suffix(".json").read_text())
+    assert numbers["grade"] == "red"
+    assert [each["name"] for each in numbers["checks"]] == ["simulation", "k-hat", "R-hat"]
+    assert all(check.meaning.split(":")[0] in text for check in found)
+    assert list(found.frame()["grade"]) == ["red", "red", "not judged"]
+    assert repr(found) == "Certificate: red(simulation=red, k-hat=red, R-hat=not judged)"
+
+
+def mode(of: tb.Model, data: Any) -> Tensor:
+    weights = torch.zeros(of.layout.size, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=60, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = -of.log_joint(weights, of.unpack(data), len(data[0]))
+        value.backward()
+        return value
+
+    optimizer.step(loss)  # type: ignore[arg-type]
+    return weights.detach()
+
+
+@pytest.mark.parametrize("kind", [tb.likelihoods.Categorical(), tb.likelihoods.Bernoulli()])
+def test_classes_are_simulated_and_covered(kind: Any) -> None:
+    """Few weights and many rows: Laplace is right within what 40 simulations see."""
+    outputs = 3 if isinstance(kind, tb.likelihoods.Categorical) else 1
+    of = tb.Model(nn.Linear(2, outputs).double(), kind, tb.priors.Normal(1.0))
+    inputs = normal(80, 2)
+    labels = classes(80, 3) if outputs == 3 else classes(80, 2).double()[:, None]
+    method = tb.Laplace(structure="dense", prior="model")
+
+    def fit(of: tb.Model, data: Any, seed: int) -> Any:
+        return tb.fit(of, data, method, start=mode(of, data), callbacks=())
+
+    data = inputs, labels
+    budget = tb.Budget(checks=("simulation", "coverage"), simulations=12, folds=2)
+    found = tb.certify(fit(of, data, 0), data, fit, budget=budget, progress=False)
+    assert found["simulation"].numbers["p"] > 0.05
+    assert found["simulation"].grade == "amber"  # 12 simulations see too little
+    assert found["coverage"].grade == "green"
+
+
+def test_sets_of_classes_need_the_levels_of_their_definition() -> None:
+    """Sets of the most probable classes; a target drawn from the probabilities needs a uniform level."""
+    probs = torch.softmax(normal(4000, 4), -1)
+    drawn = torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(1)).squeeze(1)
+    evaluation = tb.evaluate(tb.Predictive.from_probs(probs), drawn)
+    levels = needed_levels(evaluation, seed=0)
+    for level in (0.5, 0.8, 0.95):
+        assert float((levels <= level).double().mean()) == pytest.approx(level, abs=0.025)
+    one = tb.evaluate(tb.Predictive.from_probs(torch.tensor([[0.5, 0.3, 0.2]]).double()), torch.tensor([1]))
+    assert 0.5 <= float(needed_levels(one, seed=3)) <= 0.8
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"simulations": 1}, "simulations"),
+        ({"rows": 0}, "rows"),
+        ({"folds": 1}, "folds"),
+        ({"seeds": 0}, "seeds"),
+        ({"source": "data"}, "source"),
+        ({"checks": ("sbc",)}, "checks"),
+        ({"checks": "simulation"}, "checks"),
+        ({"reference": tb.NUTS}, "reference"),
+    ],
+)
+def test_a_budget_that_means_nothing_is_refused(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"`{word}`"):
+        tb.Budget(**settings)
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    posterior = exact(model(), rows())
+    for wrong, word in [({"method": tb.HMC}, "method"), ({"method": "HMC"}, "method"), ({"seed": -1}, "seed")]:
+        with pytest.raises((ValueError, TypeError), match=f"`{word}`"):
+            tb.certify(posterior, rows(), **{"progress": False, **wrong})
+    with pytest.raises(TypeError, match="`posterior`"):
+        tb.certify(nn.Linear(3, 1), rows())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="NaN"):
+        tb.certify(posterior, (rows()[0] * float("nan"), rows()[1]), progress=False)
