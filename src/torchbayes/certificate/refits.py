@@ -54,6 +54,8 @@ def needed_levels(evaluation: Evaluation, *, seed: int) -> Tensor:
     if evaluation.pit is not None:
         return (2 * evaluation.pit.double().flatten() - 1).abs().cpu()
     probs, labels = evaluation.probs, evaluation.labels
+    if labels is not None and labels.ndim > 1 and bool((labels.amax(1) == 1).all()):
+        labels = labels.argmax(1)  # those of Bernoulli are written as shares
     if probs is None or labels is None or labels.ndim > 1:
         raise ValueError("coverage is judged for classes and real numbers; these targets are neither.")
     probs, noise = probs.double().cpu(), torch.rand(len(probs), generator=generator(Purpose.FOLDS, seed)).double()
