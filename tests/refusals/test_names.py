@@ -37,7 +37,7 @@ ROOMS_OF = {
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
 RESULTS |= {"Approximation", "LaplacePosterior", "LeaveOneOut", "MatchedPrior", "ModelAverage", "Posterior"}
-RESULTS |= {"PredictiveModule", "PriorPredictive"}
+RESULTS |= {"PredictiveModule", "PriorPredictive", "Certificate", "Check"}
 RESULTS |= {
     "compression.Compressed",
     "conformal.Conformal",

@@ -327,6 +327,41 @@ VERBS = {
         },
         named={"data": ("`data`", "data", "batch", "inputs", "targets")},
     ),
+    "certify": Case(
+        tb.certify,
+        lambda: {
+            "posterior": things.chains(),
+            "data": things.DATA,
+            "budget": tb.Budget(checks=("R-hat",)),
+            "progress": False,
+        },
+        {
+            "posterior": OBJECT,
+            "data": _DATA,
+            "method": ("text", 3, NAN, ["text"], object, tb.HMC),
+            "inputs": but(_INPUTS, None),
+            "budget": but(OBJECT, None),
+            "directory": but(PATH, None),
+            "progress": FLAG,
+            "seed": SEED,
+        },
+        named={
+            "data": ("`data`", "data", "batch", "inputs", "targets"),
+            "inputs": ("inputs", "batch", "targets"),
+        },
+    ),
+    "Budget": Case(
+        tb.Budget,
+        wrong={
+            "simulations": (*COUNT, 1),
+            "rows": COUNT,
+            "folds": (*COUNT, 1),
+            "seeds": COUNT,
+            "source": WORD,
+            "reference": OBJECT,
+            "checks": ("simulation", ("nonsense",), None, 3),
+        },
+    ),
     "to_arviz": Case(
         tb.to_arviz,
         lambda: {"posterior": things.chains(), "data": things.DATA},

@@ -25,11 +25,12 @@ from torchbayes.checksum import checksum
 from torchbayes.display import brief
 from torchbayes.driver.run import describe
 from torchbayes.model.batches.batch import batch_size, tensors_of
-from torchbayes.model.model import place_inputs
 from torchbayes.model.sources.sources import as_source
 from torchbayes.native.process import without_autocast
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import ProblemWarning, warn_of
+from torchbayes.predictive.linearised import checked
+from torchbayes.predictive.predict import predict
 
 _COMPARED = 200  # inputs at which predictions are compared
 
@@ -91,6 +92,7 @@ def certify(
     """
     check_kind(Posterior, "what `fit` returns", posterior=posterior)
     optional(check_kind, Budget, "a Budget", budget=budget)
+    optional(check_kind, (str, PathLike), "a path", directory=directory)
     check_flags(progress=progress)
     if method is not None and (isinstance(method, type) or not (callable(method) or hasattr(method, "init"))):
         raise TypeError(f"`method` must be a method such as HMC(), or a function that fits; got {seen(method)}.")
@@ -98,8 +100,7 @@ def certify(
     source = as_source(posterior.model, data, 1024)
     source.check()
     rows = source.rows()
-    compared = place_inputs(posterior.model, rows.inputs if inputs is None else inputs)
-    compared = first_rows(compared, _COMPARED, batch_size(compared))
+    compared = _compared(posterior, rows.inputs if inputs is None else inputs)
     about = {
         "data": _checksum(rows),
         "inputs": _checksum(compared),
@@ -117,6 +118,15 @@ def certify(
     subject = f"{type(posterior).__name__} over {posterior.model.layout.size:,} weights, {rows.size:,} rows"
     name = getattr(method, "__qualname__", None) or brief(method)
     return Certificate(checks, subject if method is None else f"{name}: {subject}", posterior.problems)
+
+
+def _compared(posterior: Posterior, inputs: Any) -> Any:
+    """Return the inputs at which predictions are compared; a ValueError if the network cannot take them."""
+    placed = checked(posterior.model, inputs)
+    placed = first_rows(placed, _COMPARED, batch_size(placed))
+    if not posterior.model.network.batch_norms:  # whose draws take a pass through the data each
+        predict(posterior.functions(posterior.members), placed)
+    return placed
 
 
 def _checked(name: str, case: Case, *, shown: bool) -> Check:
