@@ -45,10 +45,15 @@ class Check:
     remedy: str = ""
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
 
+    @property
+    def text(self) -> str:
+        """The numbers, in words."""
+        return ", ".join(f"{name} {value:.3g}" for name, value in self.numbers.items())
+
 
 def _overview(certificate: Certificate) -> Overview:
     facts = {check.name: check.grade for check in certificate}
-    rows = [(check.name, check.grade, numbers_of(check), check.meaning) for check in certificate]
+    rows = [(check.name, check.grade, check.text, check.meaning) for check in certificate]
     return Overview(
         f"Certificate: {certificate.grade}", facts, header=("check", "grade", "numbers", "meaning"), rows=rows
     )
@@ -121,11 +126,6 @@ class Certificate:
         page = self.page().save(Path(path))
         write_whole(page.with_suffix(".json"), (json.dumps(self.numbers(), indent=1) + "\n").encode())
         return page
-
-
-def numbers_of(check: Check) -> str:
-    """Return the numbers of a check as text."""
-    return ", ".join(f"{name} {value:.3g}" for name, value in check.numbers.items())
 
 
 def not_judged(name: str, why: str, remedy: str = "") -> Check:

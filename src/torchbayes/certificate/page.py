@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from torchbayes.certificate.certificate import Certificate, Check, numbers_of
 from torchbayes.certificate.uniformity import envelope, uniformity
 from torchbayes.report import Picture, Table
 from torchbayes.report.html import Page, page
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 _SHOWN = 4  # curves, the worst
 
 
-def page_of(certificate: Certificate) -> Page:
+def page_of(certificate: Any) -> Page:
     """Return the certificate as a page: the checks, what they mean, and the ranks of the simulations."""
     drawn = [_picture(check) for check in certificate if check.curves]
     return page(
@@ -31,9 +30,9 @@ def page_of(certificate: Certificate) -> Page:
     )
 
 
-def check_table(certificate: Certificate) -> Table:
+def check_table(certificate: Any) -> Table:
     """Return the table of the checks: grade, numbers and thresholds."""
-    rows = [[check.name, check.grade, numbers_of(check) or None, check.threshold or None] for check in certificate]
+    rows = [[check.name, check.grade, check.text or None, check.threshold or None] for check in certificate]
     return Table(
         ["check", "grade", "numbers", "graded by"],
         rows,
@@ -42,12 +41,12 @@ def check_table(certificate: Certificate) -> Table:
     )
 
 
-def _words(certificate: Certificate) -> Table:
+def _words(certificate: Any) -> Table:
     rows = [[check.name, check.meaning or None, check.remedy or None] for check in certificate]
     return Table(["check", "what it says", "what would change it"], rows, title="What they say")
 
 
-def _lead(certificate: Certificate) -> str:
+def _lead(certificate: Any) -> str:
     judged = [check for check in certificate if check.grade != "not judged"]
     known = f"\n\nKnown problems of the posterior: {'; '.join(certificate.problems)}." if certificate.problems else ""
     if not judged:
@@ -64,7 +63,7 @@ def _lead(certificate: Certificate) -> str:
     return f"The grade, the worst of {len(judged)} checks, is {certificate.grade}. {said}{left}{known}"
 
 
-def _picture(check: Check) -> Picture:
+def _picture(check: Any) -> Picture:
     worst = sorted(check.curves, key=lambda name: uniformity(_column(check, name)).p_value)[:_SHOWN]
     count = len(check.curves[worst[0]])
     return Picture(
@@ -77,7 +76,7 @@ def _picture(check: Check) -> Picture:
     )
 
 
-def _column(check: Check, name: str) -> torch.Tensor:
+def _column(check: Any, name: str) -> torch.Tensor:
     return torch.tensor(check.curves[name], dtype=torch.float64)
 
 

@@ -72,13 +72,12 @@ def _simulated(case: Case, number: int, truths: Drawn | None) -> dict[str, Any]:
             return {"failed": "the fit of simulated data gives outputs that are not finite"}
     except RuntimeError as error:  # a run that diverged
         return {"failed": str(error)}
-    like = (
-        quantities(model, truth, targets, count, seed=case.seed),
-        quantities(model, draws, targets, count, seed=case.seed),
+    of_truth, of_draws = (
+        quantities(model, functions, targets, count=count, seed=case.seed) for functions in (truth, draws)
     )
-    kept = _thinned(like[1], posterior)
+    kept = _thinned(of_draws, posterior)
     source = generator(Purpose.RANK_TIES, seed)
-    ranks = {name: _rank(like[0][name][0], like[1][name][kept], source) for name in like[0]}
+    ranks = {name: _rank(of_truth[name][0], of_draws[name][kept], source) for name in of_truth}
     ratio = _spread(targets) / _spread(rows.targets) if targets.is_floating_point() else 1.0
     return {"ranks": ranks, "draws": len(kept), "spread": ratio}
 
@@ -121,7 +120,7 @@ def _targets(model: Model, truth: Drawn, rows: Batch, *, seed: int) -> Tensor:
     return targets.reshape(real.shape).to(real.dtype)
 
 
-def quantities(model: Model, functions: Drawn, targets: Tensor, count: int, *, seed: int) -> dict[str, Tensor]:
+def quantities(model: Model, functions: Drawn, targets: Tensor, *, count: int, seed: int) -> dict[str, Tensor]:
     """Return functions of weights and data for each of S draws, name -> (S,), float64 on the CPU.
 
     Of the inputs, the first as many as there are targets are rows, and one may follow that is outside of them.

@@ -13,7 +13,18 @@ import torchbayes as tb
 from torchbayes.catalogue.imports import foreign_code
 from torchbayes.catalogue.methods import classes
 from torchbayes.certificate.budget import CHECKS
-from torchbayes.cli.options import add_run, allow, made_of, new_parser, parse, peek, run_of, usual_method, with_hints
+from torchbayes.cli.options import (
+    Parser,
+    add_run,
+    allow,
+    made_of,
+    new_parser,
+    parse,
+    peek,
+    run_of,
+    usual_method,
+    with_hints,
+)
 from torchbayes.cli.terminal import print_table, resumable
 from torchbayes.native.process import short_path
 from torchbayes.posteriors.locks import folder_in
@@ -29,21 +40,7 @@ def certify(argv: list[str]) -> None:
     from torchbayes.catalogue.config import CONFIG, load_run, read_run
     from torchbayes.certificate.page import check_table
 
-    parser = new_parser(certify)
-    add_run(parser)
-    words = {
-        "simulations": "fits of simulated data: 50 show errors of .2 of a distribution function, 200 of .1",
-        "rows": "most rows of a simulated data set, and of the rows that HMC samples",
-        "folds": "fits without some of the rows",
-        "seeds": "further fits with other seeds",
-    }
-    for name, text in words.items():
-        parser.add_argument(f"--{name}", type=int, default=getattr(_USUAL, name), help=text)
-    sources = Literal["prior", "posterior"]
-    parser.add_argument("--source", type=sources, default=_USUAL.source, help="where simulated truths come from")
-    parser.add_argument("--checks", type=list[str], default=list(CHECKS), help=f"some of: {', '.join(CHECKS)}")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the simulated data, the folds and the fits")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = _options()
     chosen = parse(parser, argv)
     run = run_of(chosen, "what to certify")
     budget = made_of(tb.Budget, chosen, {"checks": tuple(chosen["checks"])})
@@ -69,12 +66,32 @@ def certify(argv: list[str]) -> None:
     print(f"Certificate: {certificate.grade}\nPage: {short_path(page)}")
 
 
+def _options() -> Parser:
+    """Return the parser of the command."""
+    parser = new_parser(certify)
+    add_run(parser)
+    words = {
+        "simulations": "fits of simulated data: 50 show errors of .2 of a distribution function, 200 of .1",
+        "rows": "most rows of a simulated data set, and of the rows that HMC samples",
+        "folds": "fits without some of the rows",
+        "seeds": "further fits with other seeds",
+    }
+    for name, text in words.items():
+        parser.add_argument(f"--{name}", type=int, default=getattr(_USUAL, name), help=text)
+    sources = Literal["prior", "posterior"]
+    parser.add_argument("--source", type=sources, default=_USUAL.source, help="where simulated truths come from")
+    parser.add_argument("--checks", type=list[str], default=list(CHECKS), help=f"some of: {', '.join(CHECKS)}")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the simulated data, the folds and the fits")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
 def method_of(config: Mapping[str, Any], source: str, *, trust: bool) -> Any:
     """Return the method of a run, from its configuration in the file `source`, whose code is trusted already."""
     looked = peek(["--config", source, *(["--trust"] if trust else [])])
     allow(foreign_code(config))
     default = usual_method(config["method"]["class_path"], looked.usual)
-    parser = new_parser(method_of, reads=False)
+    parser = new_parser(certify, reads=False)
     kinds = dict.fromkeys([*classes().values(), type(default)])
     parser.add_argument("--method", type=reduce(or_, map(with_hints, kinds)), default=default)
     return parser.instantiate(parser.parse_object({"method": dict(config["method"])}))["method"]
