@@ -71,7 +71,10 @@ def stuck(of: tb.Model, data: Any, seed: int = 0) -> tb.Draws:
 def certify(fit: Any, *checks: str, data: Any = None, of: tb.Model | None = None, **budget: Any) -> tb.Certificate:
     of, data = of or model(), data or rows()
     return tb.certify(
-        fit(of, data), data, fit, budget=tb.Budget(checks=checks, **{"simulations": 100, **budget}), progress=False
+        fit(of, data),
+        data,
+        fit,
+        budget=tb.Budget(checks=checks, **{"simulations": 100, **budget}),
     )
 
 
@@ -155,7 +158,7 @@ def test_right_posteriors_seldom_raise_an_alarm() -> None:
     """Ten certificates with other seeds: at 5 %, three alarms have a probability of .012."""
     posterior = exact(model(), rows())
     budget = tb.Budget(checks=("simulation",), simulations=40, rows=20)
-    grades = [tb.certify(posterior, rows(), exact, budget=budget, seed=s, progress=False).grade for s in range(10)]
+    grades = [tb.certify(posterior, rows(), exact, budget=budget, seed=s).grade for s in range(10)]
     assert grades.count("green") >= 8
 
 
@@ -168,7 +171,7 @@ def test_truths_from_the_posterior_are_refitted_with_all_rows() -> None:
 
     budget = {"source": "posterior", "rows": 30, "simulations": 100}
     posterior = exact(model(), rows())
-    found = tb.certify(posterior, rows(), fit, budget=tb.Budget(checks=("simulation",), **budget), progress=False)
+    found = tb.certify(posterior, rows(), fit, budget=tb.Budget(checks=("simulation",), **budget))
     assert found.grade == "green"
     assert set(seen) == {90}
     wrong = tb.certify(
@@ -176,7 +179,6 @@ def test_truths_from_the_posterior_are_refitted_with_all_rows() -> None:
         rows(),
         exact,
         budget=tb.Budget(checks=("simulation",), **budget),
-        progress=False,
     )
     assert wrong.grade == "red"
 
@@ -192,7 +194,7 @@ def test_an_interrupted_certificate_goes_on(tmp_path: Path) -> None:
 
     budget = tb.Budget(checks=("simulation", "coverage", "seeds"), simulations=30)
     posterior = exact(model(), rows())
-    again = partial(tb.certify, posterior, rows(), fit, budget=budget, progress=False)
+    again = partial(tb.certify, posterior, rows(), fit, budget=budget)
     with pytest.raises(KeyboardInterrupt):
         again(directory=tmp_path)
     resumed = again(directory=tmp_path)
@@ -209,7 +211,10 @@ def test_fits_that_fail_are_counted() -> None:
         return exact(of, data)
 
     found = tb.certify(
-        exact(model(), rows()), rows(), fit, budget=tb.Budget(checks=("simulation",), simulations=40), progress=False
+        exact(model(), rows()),
+        rows(),
+        fit,
+        budget=tb.Budget(checks=("simulation",), simulations=40),
     )["simulation"]
     assert found.grade == "amber"
     assert "fits failed (the loss is not finite)" in found.meaning
@@ -217,7 +222,7 @@ def test_fits_that_fail_are_counted() -> None:
 
 
 def test_without_a_method_what_fits_again_is_not_judged() -> None:
-    found = tb.certify(exact(model(), rows()), rows(), progress=False, budget=tb.Budget(**SHORT))
+    found = tb.certify(exact(model(), rows()), rows(), budget=tb.Budget(**SHORT))
     grades = {check.name: check.grade for check in found}
     assert {name for name, grade in grades.items() if grade == "not judged"} == {
         "simulation",
@@ -268,9 +273,10 @@ def test_classes_are_simulated_and_covered(kind: Any) -> None:
 
     data = inputs, labels
     budget = tb.Budget(checks=("simulation", "coverage"), simulations=12, folds=2)
-    found = tb.certify(fit(of, data, 0), data, fit, budget=budget, progress=False)
+    found = tb.certify(fit(of, data, 0), data, fit, budget=budget)
     assert found["simulation"].numbers["p"] > 0.05
-    assert found["simulation"].grade == "amber"  # 12 simulations see too little
+    assert found["simulation"].grade == "amber"
+    assert "12 simulations are too few to say" in found["simulation"].meaning
     assert found["coverage"].grade == "green"
 
 
@@ -308,8 +314,36 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     posterior = exact(model(), rows())
     for wrong, word in [({"method": tb.HMC}, "method"), ({"method": "HMC"}, "method"), ({"seed": -1}, "seed")]:
         with pytest.raises((ValueError, TypeError), match=f"`{word}`"):
-            tb.certify(posterior, rows(), **{"progress": False, **wrong})
+            tb.certify(posterior, rows(), **wrong)
     with pytest.raises(TypeError, match="`posterior`"):
         tb.certify(nn.Linear(3, 1), rows())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="NaN"):
-        tb.certify(posterior, (rows()[0] * float("nan"), rows()[1]), progress=False)
+        tb.certify(posterior, (rows()[0] * float("nan"), rows()[1]))
+
+
+def test_one_row_leaves_nothing_to_cover() -> None:
+    found = certify(exact, "coverage", data=rows(1))["coverage"]
+    assert found.grade == "not judged"
+    assert "at least 2 rows" in found.meaning
+
+
+def test_a_prior_that_the_fit_chose_is_chosen_again() -> None:
+    """Laplace tunes the prior: fits of other rows begin with the model as it was given."""
+    data, method = rows(), tb.Laplace(structure="dense")
+    chosen: Any = tb.fit(model(), data, method, start=exact(model(), data).mean_MD[0], callbacks=())
+    assert chosen.prior_chosen
+    seen: list[tb.Model] = []
+
+    def fit(of: tb.Model, data: Any, seed: int) -> Any:
+        seen.append(of)
+        return exact(of, data)
+
+    budget = tb.Budget(checks=("coverage",), folds=2)
+    without = tb.certify(chosen, data, fit, budget=budget)["coverage"]
+    assert without.grade == "not judged"
+    assert "Give `model=`" in without.meaning
+    assert tb.certify(chosen, data, fit, model=model(), budget=budget)["coverage"].grade == "green"
+    assert all(of is model() for of in seen)
+    other = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(1.0))
+    with pytest.raises(ValueError, match="`model`"):
+        tb.certify(chosen, data, fit, model=other)

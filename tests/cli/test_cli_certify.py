@@ -54,7 +54,6 @@ def test_a_run_is_certified_as_the_library_does(capsys):
         tb.MAP(epochs=3, optimizer=method_of(read_run(Path("run")), f"run/{CONFIG}", trust=False).optimizer),
         inputs=setup.data.test.inputs,
         budget=budget,
-        progress=False,
     )
     assert [each["grade"] for each in found["checks"]] == [check.grade for check in expected]
     for each, check in zip(found["checks"], expected, strict=True):

@@ -333,7 +333,6 @@ VERBS = {
             "posterior": things.chains(),
             "data": things.DATA,
             "budget": tb.Budget(checks=("R-hat",)),
-            "progress": False,
         },
         {
             "posterior": OBJECT,
@@ -342,7 +341,7 @@ VERBS = {
             "inputs": but(_INPUTS, None),
             "budget": but(OBJECT, None),
             "directory": but(PATH, None),
-            "progress": FLAG,
+            "model": but(_MODEL, None),
             "seed": SEED,
         },
         named={

@@ -38,6 +38,7 @@ class Case:
     """What is judged, and how."""
 
     posterior: Posterior
+    model: Model  # as it was given to the fit, with what its likelihood takes from the training targets
     rows: Batch
     inputs: Any  # where predictions are compared
     fit: Fit | None
@@ -46,21 +47,23 @@ class Case:
     seed: int
 
     @property
-    def model(self) -> Model:
-        """The model, with what its likelihood took from the training targets."""
-        return self.posterior.model
-
-    @property
     def few(self) -> Batch:
         """At most as many rows as the budget has, evenly spaced."""
         return some(self.rows, evenly_spaced(self.budget.rows, self.rows.size))
 
+    def check_fits(self) -> None:
+        """Raise a ValueError if it is not known how to fit again."""
+        if self.fit is None:
+            raise ValueError("it fits again, and how is not known. Give `method=`, by which the posterior was fitted.")
+        if self.model is self.posterior.model and (self.posterior.prior_chosen or self.posterior.noise_chosen):
+            raise ValueError(
+                "it fits again, and the fit chose prior or noise of the model itself. Give `model=`, as it was before."
+            )
+
     def fitted(self, rows: Batch, seed: int) -> Posterior:
         """Return a fit of other rows by the method of the posterior; a ValueError if that is not known."""
-        if self.fit is None:
-            raise ValueError(
-                "it fits again, and how is not known. Give `method=`, with which the posterior was fitted."
-            )
+        self.check_fits()
+        assert self.fit is not None
         return self.fit(self.model, (rows.inputs, rows.targets), seed)
 
 

@@ -20,11 +20,13 @@ from torchbayes.certificate.reference import reference
 from torchbayes.certificate.refits import coverage, seeds
 from torchbayes.certificate.results import Results
 from torchbayes.certificate.simulation import simulation
-from torchbayes.checks import as_seed, check_flags, check_kind, optional, seen
+from torchbayes.checks import as_seed, check_kind, optional, seen
 from torchbayes.checksum import checksum
 from torchbayes.display import brief
 from torchbayes.driver.run import describe
 from torchbayes.model.batches.batch import batch_size, tensors_of
+from torchbayes.model.model import Model
+from torchbayes.model.sources.informed import informed_by
 from torchbayes.model.sources.sources import as_source
 from torchbayes.native.process import without_autocast
 from torchbayes.posteriors.posterior import Posterior
@@ -53,11 +55,11 @@ def certify(
     data: Any,
     method: Any = None,
     *,
+    model: Model | None = None,
     inputs: Any = None,
     budget: Budget | None = None,
     directory: str | PathLike[str] | None = None,
     seed: int = 0,
-    progress: bool = True,
 ) -> Certificate:
     """Judge a posterior by all that can be known of it, and grade each check green, amber or red.
 
@@ -76,12 +78,13 @@ def certify(
         data: all rows to which it was fitted, as for `fit`.
         method: how it was fitted, such as `HMC()`; or a function of (model, (inputs, targets), seed) that returns a
             posterior. Without it checks that fit again are not judged.
+        model: the model that was fitted; needed where the fit chose its prior or noise, as `Laplace` does. That of the
+            posterior if None.
         inputs: where predictions are compared, such as those of test rows; rows of the data if None. At most 200
             evenly spaced ones are taken.
         budget: numbers of fits and rows; `Budget()` if None.
         directory: where results are kept, a file for each fit: an interrupted certificate goes on where it was.
         seed: seed of the simulated data, the folds and the fits.
-        progress: whether the progress is shown on standard error.
 
     Returns:
         The certificate.
@@ -91,11 +94,16 @@ def certify(
         ValueError: if data or inputs do not fit the model, or the directory holds results of something else.
     """
     check_kind(Posterior, "what `fit` returns", posterior=posterior)
+    optional(check_kind, Model, "a Model", model=model)
     optional(check_kind, Budget, "a Budget", budget=budget)
     optional(check_kind, (str, PathLike), "a path", directory=directory)
-    check_flags(progress=progress)
     if method is not None and (isinstance(method, type) or not (callable(method) or hasattr(method, "init"))):
         raise TypeError(f"`method` must be a method such as HMC(), or a function that fits; got {seen(method)}.")
+    if model is not None and model.layout.shapes != posterior.model.layout.shapes:
+        raise ValueError(
+            f"`model` must have the {posterior.model.layout.size:,} weights of the posterior; got {model.layout.size:,}, or "
+            f"others. Give the model that was fitted."
+        )
     seed, budget = as_seed(seed), budget or Budget()
     source = as_source(posterior.model, data, 1024)
     source.check()
@@ -112,9 +120,10 @@ def certify(
     }
     results = Results(None if directory is None else Path(directory), about)
     fit = None if method is None else fitting(method)
-    case = Case(posterior, rows, compared, fit, budget, results, seed)
+    fitted = posterior.model if model is None else informed_by(model, source)
+    case = Case(posterior, fitted, rows, compared, fit, budget, results, seed)
     warn_of(posterior.problems)
-    checks = tuple(_checked(name, case, shown=progress) for name in budget.checks)
+    checks = tuple(_checked(name, case) for name in budget.checks)
     subject = f"{type(posterior).__name__} over {posterior.model.layout.size:,} weights, {rows.size:,} rows"
     name = getattr(method, "__qualname__", None) or brief(method)
     return Certificate(checks, subject if method is None else f"{name}: {subject}", posterior.problems)
@@ -129,12 +138,12 @@ def _compared(posterior: Posterior, inputs: Any) -> Any:
     return placed
 
 
-def _checked(name: str, case: Case, *, shown: bool) -> Check:
+def _checked(name: str, case: Case) -> Check:
     """Return a check; where it cannot be made, one that says why."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ProblemWarning)  # of fits on the way, whose grades say it
-            check = _MADE[name](case, shown=shown)
+            check = _MADE[name](case)
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         first = " ".join(str(error).split())
         return not_judged(name, first[:1].upper() + first[1:] or type(error).__name__)

@@ -21,9 +21,8 @@ _SHARE = 0.95  # of quantities that must be near
 _FEW, _TOO_MANY = 0.02, 0.1  # shares of rows with a k-hat above its threshold
 
 
-def k_hat(case: Case, *, shown: bool) -> Check:
+def k_hat(case: Case) -> Check:
     """Return the check of a posterior with a density, by its importance weights."""
-    del shown
     posterior: Any = case.posterior
     if not isinstance(posterior, Approximating):
         return not_judged(
@@ -43,9 +42,8 @@ def k_hat(case: Case, *, shown: bool) -> Check:
     )
 
 
-def r_hat(case: Case, *, shown: bool) -> Check:
+def r_hat(case: Case) -> Check:
     """Return the check of chains, by R-hat and effective sizes of their predictions."""
-    del shown
     posterior: Any = case.posterior
     if posterior.chain_length is None:
         return not_judged("R-hat", "There are no chains.")
@@ -68,9 +66,8 @@ def r_hat(case: Case, *, shown: bool) -> Check:
     )
 
 
-def leave_one_out(case: Case, *, shown: bool) -> Check:
+def leave_one_out(case: Case) -> Check:
     """Return the check of single rows: does the posterior hang on some of them?"""
-    del shown
     found = loo(case.posterior, (case.rows.inputs, case.rows.targets))
     count = max(int((found.weights_N > 0).sum()), 1)
     share, rows = len(found.untrusted) / count, float(found.weights_N.sum())

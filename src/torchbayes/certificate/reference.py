@@ -10,6 +10,7 @@ from torchbayes.assess.diagnose import diagnose
 from torchbayes.certificate.case import Case, distance, measure, sampled, spread, summary
 from torchbayes.certificate.certificate import Check, graded, not_judged, worst
 from torchbayes.metrics.fidelity import floor
+from torchbayes.model.model import Model
 from torchbayes.selection import fit
 
 NAME = "reference"
@@ -19,10 +20,11 @@ _SPREAD, _NO_SPREAD = 1.5, 3.0  # factors of the spread of functions: green, and
 _AGREE, _SHARE = 1.05, 0.9  # R-hat of the reference, and the least share of predictions within
 
 
-def reference(case: Case, *, shown: bool) -> Check:
+def reference(case: Case) -> Check:
     """Return the check against the draws of a reference."""
     rows, budget = case.few, case.budget
-    there = case.results.get(f"{NAME}/reference", lambda: _sampled(case, shown=shown))
+    found = case.results.get(NAME, lambda: _compared(case))
+    here, there = found["method"], found["reference"]
     if there["agree"] < _SHARE:
         return not_judged(
             NAME,
@@ -30,18 +32,13 @@ def reference(case: Case, *, shown: bool) -> Check:
             f"{100 * there['agree']:.0f} % of its predictions.",
             "Fewer rows, or a reference of more steps: Budget(rows=…, reference=NUTS(steps=…)).",
         )
-    whole = rows.size == case.rows.size
-    if whole:  # the posterior itself was fitted to these rows
-        here = _summarised(case.posterior, case)
-    else:
-        here = case.results.get(f"{NAME}/method", lambda: _summarised(case.fitted(rows, case.seed), case))
     name, apart = measure(here), distance(here, there)
     ratio = float((torch.tensor(here["spread"]) / torch.tensor(there["spread"]).clamp_min(1e-30)).median())
     # a point has no spread, and a fit too wide is as wrong as one too narrow
     factor = max(ratio, 1 / max(ratio, 1e-9))
     near = max(_NEAR[name], _FLOORS * there["floor"])
     grade = worst(graded(apart, green=near, red=max(_FAR[name], near)), graded(factor, green=_SPREAD, red=_NO_SPREAD))
-    on = "All" if whole else "A fit of"
+    on = "All" if rows.size == case.rows.size else "A fit of"
     return Check(
         NAME,
         grade,
@@ -60,16 +57,18 @@ def _summarised(posterior: Any, case: Case) -> dict[str, Any]:
     return {**summary(posterior, case.inputs, seed=case.seed), "spread": flat}
 
 
-def _sampled(case: Case, *, shown: bool) -> dict[str, Any]:
+def _compared(case: Case) -> dict[str, Any]:
+    """Return the predictions of the posterior, of a fit of fewer rows if it has too many, and of the reference."""
+    rows = case.few
+    # under its own model, whose prior the fit may have chosen
+    posterior = case.posterior if rows.size == case.rows.size else case.fitted(rows, case.seed)
+    return {"method": _summarised(posterior, case), "reference": _sampled(case, posterior.model)}
+
+
+def _sampled(case: Case, model: Model) -> dict[str, Any]:
     """Return the predictions of the reference, how far another sample would be, and how many of them agree."""
     rows = case.few
-    posterior = fit(
-        case.model,
-        (rows.inputs, rows.targets),
-        case.budget.reference,
-        seed=case.seed,
-        callbacks=None if shown else (),
-    )
+    posterior = fit(model, (rows.inputs, rows.targets), case.budget.reference, seed=case.seed)
     diagnosis: Any = diagnose(posterior, case.inputs)
     rhat = diagnosis.spaces[diagnosis.functions].rhat
     agree = float((rhat <= _AGREE).double().mean())

@@ -21,14 +21,16 @@ _SLIGHT, _FAR = 0.02, 0.1  # differences of coverage: of no consequence, and red
 _SAME, _OTHER = {"TV": 0.02, "W1 / sd": 0.1}, {"TV": 0.1, "W1 / sd": 0.3}  # up to which green, and amber
 
 
-def coverage(case: Case, *, shown: bool) -> Check:
+def coverage(case: Case) -> Check:
     """Return the check of predictive intervals or sets on rows that fits have not seen."""
     folds, total = min(case.budget.folds, case.rows.size), case.rows.size
     if case.model.coupled:
         raise ValueError("the rows of this model are coupled, so that none can be left out.")
+    if total < 2:
+        raise ValueError("coverage needs at least 2 rows, one that is fitted and one that is not; there is 1.")
     order = torch.randperm(total, generator=generator(Purpose.FOLDS, case.seed)).tolist()
     found = []
-    with counted("Folds", folds, unit="fits", shown=shown) as tell:
+    with counted("Folds", folds, unit="fits") as tell:
         for fold in range(folds):
             name = f"coverage-{folds}/{fold:04d}"
             found.append(case.results.get(name, lambda fold=fold: _held_out(case, order, fold, folds)))
@@ -99,11 +101,11 @@ def _grade(difference: float, error: float) -> Grade:
     return "red" if abs(difference) > _FAR else "amber"
 
 
-def seeds(case: Case, *, shown: bool) -> Check:
+def seeds(case: Case) -> Check:
     """Return the check of other seeds: would another run predict the same?"""
     count = case.budget.seeds
     found = [summary(case.posterior, case.inputs, seed=case.seed)]
-    with counted("Seeds", count, unit="fits", shown=shown) as tell:
+    with counted("Seeds", count, unit="fits") as tell:
         for number in range(count):
             found.append(case.results.get(f"seeds/{number:04d}", lambda number=number: _again(case, number)))
             tell(number + 1)

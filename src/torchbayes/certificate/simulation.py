@@ -42,13 +42,14 @@ _LEVEL = 0.05
 _UNLIKE = 5.0  # factor between the spreads of simulated and real targets from which they are unlike
 
 
-def simulation(case: Case, *, shown: bool) -> Check:
+def simulation(case: Case) -> Check:
     """Return the check by simulated data."""
+    case.check_fits()
     budget, found = case.budget, []
     truths = None
     if budget.source == "posterior":
         truths = drawn(case.posterior, _with_probe(case.few.inputs)[0], budget.simulations, seed=case.seed)
-    with counted("Simulated data", budget.simulations, unit="fits", shown=shown) as tell:
+    with counted("Simulated data", budget.simulations, unit="fits") as tell:
         for number in range(budget.simulations):
             name = f"{NAME}-{budget.source}/{number:04d}"
             found.append(case.results.get(name, lambda number=number: _simulated(case, number, truths)))
@@ -214,6 +215,11 @@ def _grade(test: Uniformity, adjusted: float) -> Grade:
 
 
 def _meaning(name: str, test: Uniformity, adjusted: float, finest: float) -> str:
+    if adjusted >= _LEVEL and test.count < _FEWEST:
+        return (
+            f"{test.count} simulations are too few to say: an error of a distribution function below {finest:.2g} "
+            f"would not have been seen."
+        )
     if adjusted >= _LEVEL:
         return (
             f"In {test.count} data sets with a known truth, the method's posteriors rank the truth as they should; an "

@@ -52,6 +52,7 @@ def certify(argv: list[str]) -> None:
             posterior,
             tuple(setup.data.train),
             method,
+            model=setup.model,
             inputs=setup.data.test.inputs,
             budget=budget,
             directory=folder_in(run, "certificate"),
