@@ -101,8 +101,8 @@ def certify(
         raise TypeError(f"`method` must be a method such as HMC(), or a function that fits; got {seen(method)}.")
     if model is not None and model.layout.shapes != posterior.model.layout.shapes:
         raise ValueError(
-            f"`model` must have the {posterior.model.layout.size:,} weights of the posterior; got {model.layout.size:,}, or "
-            f"others. Give the model that was fitted."
+            f"`model` must have the {posterior.model.layout.size:,} weights of the posterior; got "
+            f"{model.layout.size:,}, or others. Give the model that was fitted."
         )
     seed, budget = as_seed(seed), budget or Budget()
     source = as_source(posterior.model, data, 1024)
