@@ -174,3 +174,26 @@ def test_networks_and_their_makers_see_the_default_device_of_the_program() -> No
         tb.predict(posterior, inputs)
     assert {device.type for device in devices} == {"meta"}
     assert model.network.module.seen == torch.device("meta")
+
+
+class Watching(nn.Linear):
+    """A layer that notes whether gradients are recorded."""
+
+    recorded: list[bool]
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.recorded.append(torch.is_grad_enabled())
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_no_graph_is_recorded_where_the_program_asks_for_none(mode: Any) -> None:
+    """Not even in the first call, which finds out what a network changes: it would keep all activations."""
+    layer = Watching(2, 3)
+    layer.recorded = seen = []
+    posterior = tb.Point(tb.Model(layer, tb.likelihoods.Categorical()), torch.zeros(1, 9))
+    posterior.model.network.module.recorded = seen
+    with mode():
+        tb.predict(posterior, torch.zeros(4, 2))
+    assert seen
+    assert not any(seen)

@@ -20,7 +20,7 @@ from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.model.borrowed import ReadOnly, apart
 from torchbayes.model.initialisation import copied as module_copy
 from torchbayes.model.wrappers import differentiated, unwrapped
-from torchbayes.native.process import trim
+from torchbayes.native.process import outside_inference, trim
 from torchbayes.native.recomputation import Again, Calling
 from torchbayes.native.sharding import gathered_again, sharded
 from torchbayes.randomness.seeds import Purpose, seeded
@@ -221,7 +221,7 @@ class Held:
         if training in self._seen or torch.compiler.is_compiling() or peek_interpreter_stack():
             return self._seen.get(training)
         # tensors created in inference mode have no version counter
-        with torch.inference_mode(False):
+        with outside_inference():
             asked, written = {**self._buffers(), **state}, frozenset[str]()
             while (seen := self._tried(asked, inputs, device=device)).written - asked.keys():
                 written |= seen.written & self._shared.keys()

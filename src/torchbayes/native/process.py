@@ -187,9 +187,18 @@ def short_path(path: str | os.PathLike[str]) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def outside_inference() -> AbstractContextManager[Any]:
-    """Return a context without `torch.inference_mode`, because tensors made under it cannot be differentiated later."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+@contextmanager
+def outside_inference() -> Iterator[None]:
+    """Run without `torch.inference_mode` inside the `with`: tensors made under it cannot be differentiated later.
+
+    Gradients are recorded if, and only if, they were: to leave the mode alone would turn that on, and a network whose
+    embeddings ask for gradients, as those of PEFT with checkpoints do, would keep all its activations.
+    """
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @contextmanager
@@ -249,7 +258,7 @@ def outside_program() -> AbstractContextManager[Any]:
     if lower:
         stack.enter_context(outside_autocast())
     if inference:
-        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(outside_inference())
     if elsewhere:
         stack.enter_context(_on_processor(torch.get_default_device()))
     return stack
