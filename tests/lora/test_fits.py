@@ -51,6 +51,17 @@ def test_numbers_are_those_of_the_average_by_hand(every: lora.Run, scores: dict[
     assert low <= found["nll"] <= high
 
 
+@pytest.mark.filterwarnings("always::torchbayes.ProblemWarning")
+def test_warnings_name_the_method(every: lora.Run):
+    doubted = {name: posterior.with_problems(["it is made up"]) for name, posterior in every.posteriors.items()}
+    with pytest.warns(tb.ProblemWarning) as caught:
+        lora.score(
+            dataclasses.replace(every, posteriors={name: doubted[name] for name in ("laplace", "swag")}, start=None)
+        )
+    said = {str(each.message).partition(":")[0] for each in caught if "made up" in str(each.message)}
+    assert said == {"Laplace", "SWAG"}
+
+
 def test_adapters_learn_the_rule(scores: dict[str, lora.Score]):
     assert scores[BASE].metrics["accuracy"] < 0.7
     for method in ("map", "ensemble", "laplace", "tfb", "swag"):

@@ -40,6 +40,7 @@ from torchbayes.posteriors import Point, Posterior
 from torchbayes.posteriors import load as load_posterior
 from torchbayes.posteriors.files import POSTERIOR, read_described, write_described
 from torchbayes.posteriors.locks import Locked, folder_in
+from torchbayes.posteriors.problems import naming
 from torchbayes.selection import fit as fit_posterior
 
 CONFIG, ADAPTER, MODE = "lora.json", "adapter", "map"
@@ -261,16 +262,17 @@ def fitted(
     def fit_named(name: str, start: Any) -> Posterior:
         if callbacks is None:
             tell(f"fitting: {METHODS[name].label}")
-        return fit_posterior(
-            setup.model(name),
-            train,
-            METHODS[name].make(setup.settings, length),
-            start=start,
-            seed=setup.settings.seed,
-            directory=None if home is None else folder_in(home, name),
-            resume=resume and home is not None,
-            callbacks=callbacks,
-        )
+        with naming(METHODS[name].label):
+            return fit_posterior(
+                setup.model(name),
+                train,
+                METHODS[name].make(setup.settings, length),
+                start=start,
+                seed=setup.settings.seed,
+                directory=None if home is None else folder_in(home, name),
+                resume=resume and home is not None,
+                callbacks=callbacks,
+            )
 
     if MODE in names or any(METHODS[name].around for name in names):
         posteriors[MODE] = _mode(setup, fit_named, home)

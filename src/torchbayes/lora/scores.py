@@ -18,6 +18,7 @@ from torchbayes.lora.run import MODE, Run
 from torchbayes.metrics.scoring import hits
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_described
+from torchbayes.posteriors.problems import naming
 from torchbayes.predictive.linearised import Linearised
 from torchbayes.report import Table
 
@@ -88,7 +89,10 @@ def score(run: Run) -> dict[str, Score]:
     check_kind(Run, "a run, as `fit` gives it", run=run)
     began = {} if run.start is None else {MODE: run.start}
     sources = {**began, **run.posteriors, BASE: run.setup.without_adapter()}
-    pairs = {name: _judged(run, posterior) for name, posterior in sources.items()}
+    pairs = dict[str, tuple[Evaluation, Scores | None]]()
+    for name, posterior in sources.items():
+        with naming(label_of(name)):
+            pairs[name] = _judged(run, posterior)
     seed = run.setup.settings.seed
     further = {name: _further(*pair, seed=seed) for name, pair in pairs.items()}
     fitted = {name: pair[0] for name, pair in pairs.items() if name != BASE}
