@@ -13,19 +13,18 @@ import torchbayes.metrics as measures
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, uncertainty
 from torchbayes.checks import check_kind
 from torchbayes.comparison.certainty import Certainty, Further, certainties, resampled_detection
+from torchbayes.lora.learned import source_of
 from torchbayes.lora.methods import METHODS
 from torchbayes.lora.run import MODE, Run
 from torchbayes.metrics.scoring import hits
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_described
 from torchbayes.posteriors.problems import naming
-from torchbayes.predictive.linearised import Linearised
 from torchbayes.report import Table
 
 BASE = "base"
 FILE = "scores.json"
 KEPT = 0.8  # share of questions on which selective accuracy is told
-_SAMPLES = 1000  # outputs of a linearised network, which cost no pass
 _COLUMNS = {
     "accuracy": ("accuracy", ".1%", "high"),
     "nll": ("NLL", ".3f", "low"),
@@ -56,18 +55,6 @@ class Score:
     def metrics(self) -> dict[str, float]:
         """All numbers by name, those on the other questions included."""
         return _values(self.evaluation, self.other)
-
-
-def source_of(posterior: Any, draws: int, *, seed: int = 0) -> Any:
-    """Return what predicts for a posterior: drawn functions, or outputs of the linearised network for Laplace.
-
-    Drawn are `draws` functions, rounded up to a multiple of the members; of trained networks each one, once.
-    """
-    if posterior.of_linearised:
-        return Linearised(posterior, "samples", samples=_SAMPLES, seed=seed)
-    members = posterior.members
-    single = posterior.default_draws == members  # each member is a network
-    return posterior.functions(members if single else -(-draws // members) * members, seed=seed)
 
 
 def score(run: Run) -> dict[str, Score]:

@@ -301,7 +301,8 @@ def functional_copy(module: nn.Module, instead: Mapping[int, Tensor]) -> nn.Modu
         raise TypeError(
             f"the `network` cannot be copied: {str(error).rstrip('.') or type(error).__name__}{_culprit(module)}. A "
             f"copy is run, as the given one is never written to. Make a tensor that depends on parameters in "
-            f"`forward`, or by torch.nn.utils.parametrizations in the place of the old weight_norm; give another kind "
+            f"`forward`, or by torch.nn.utils.parametrizations in the place of the old weight_norm; freeze layers "
+            f"(`requires_grad_(False)`) before their weights are packed, as HQQ does; give another kind "
             f"of object a `__deepcopy__`, or keep it outside of the module."
         ) from error
     for inner in clone.modules():
