@@ -179,20 +179,20 @@ def test_networks_and_their_makers_see_the_default_device_of_the_program() -> No
 class Watching(nn.Linear):
     """A layer that notes whether gradients are recorded."""
 
-    recorded: list[bool]
+    def __init__(self, recorded: list[bool]) -> None:
+        super().__init__(2, 3)
+        self.note = recorded.append
 
     def forward(self, input: Tensor) -> Tensor:
-        self.recorded.append(torch.is_grad_enabled())
+        self.note(torch.is_grad_enabled())
         return super().forward(input)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_no_graph_is_recorded_where_the_program_asks_for_none(mode: Any) -> None:
     """Not even in the first call, which finds out what a network changes: it would keep all activations."""
-    layer = Watching(2, 3)
-    layer.recorded = seen = []
-    posterior = tb.Point(tb.Model(layer, tb.likelihoods.Categorical()), torch.zeros(1, 9))
-    posterior.model.network.module.recorded = seen
+    seen: list[bool] = []
+    posterior = tb.Point(tb.Model(Watching(seen), tb.likelihoods.Categorical()), torch.zeros(1, 9))
     with mode():
         tb.predict(posterior, torch.zeros(4, 2))
     assert seen
