@@ -13,6 +13,6 @@ except ImportError as error:
 
 from torchbayes.botorch.draws import DrawnPosterior
 from torchbayes.botorch.model import PosteriorModel, thompson
-from torchbayes.botorch.surrogate import surrogate
+from torchbayes.botorch.recipe import surrogate
 
 __all__ = ["DrawnPosterior", "PosteriorModel", "surrogate", "thompson"]

@@ -19,8 +19,8 @@ from torchbayes.model import Model, likelihoods, priors
 from torchbayes.networks import mlp
 from torchbayes.selection.fit import fit
 
-HIDDEN = (20, 20)
-REACH = 3.0  # typical slope of a hidden unit along the diagonal of the box
+HIDDEN = (30, 30)
+REACH = 6.0  # typical slope of a hidden unit along the diagonal of the box
 GAIN = 2.0
 
 Network = nn.Module | Callable[[], nn.Module]
@@ -129,7 +129,7 @@ def surrogate(
 
 
 def _network(columns: int, targets: int, dtype: torch.dtype) -> nn.Module:
-    return mlp(columns, targets, hidden=HIDDEN, activation="swish").to(dtype)
+    return mlp(columns, targets, hidden=HIDDEN, activation="tanh").to(dtype)
 
 
 def _prior(columns: int, *, sampled: bool) -> Any:
@@ -137,7 +137,7 @@ def _prior(columns: int, *, sampled: bool) -> Any:
     if not sampled:
         return priors.FanInNormal(3.0)
     return {
-        "1.weight": priors.Hierarchical(REACH / math.sqrt(columns), df=8.0, groups="columns"),
+        "1.weight": priors.Hierarchical(REACH / math.sqrt(columns), df=4.0, groups="columns"),
         "[!1]*": priors.FanInNormal(GAIN),
         "1.bias": priors.Normal(1.0),
     }
