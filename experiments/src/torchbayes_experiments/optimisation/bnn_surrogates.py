@@ -103,9 +103,13 @@ def problem_of(name: str, seed: int) -> Problem:
     if name == WIDE:
         return Problem(drawn_network(200, seed), torch.tensor([[-1.0], [1.0]]).double().expand(2, 200))
     if name == FRONT:
-        both = BraninCurrin(negate=True).double()
+        both: Any = BraninCurrin(negate=True).double()
         return Problem(both, both.bounds, both.ref_point)
-    known = {"Branin": Branin, "Hartmann-6": lambda **to: Hartmann(6, **to), "Ackley-10": lambda **to: Ackley(10, **to)}
+    known: dict[str, Any] = {
+        "Branin": Branin,
+        "Hartmann-6": lambda **to: Hartmann(6, **to),
+        "Ackley-10": lambda **to: Ackley(10, **to),
+    }
     one = known[name](negate=True).double()
     return Problem(lambda X: one(X).unsqueeze(-1), one.bounds)
 
@@ -163,7 +167,7 @@ def _candidates(recipe: SurrogatesRecipe, problem: Problem, method: str, *, X: T
         cells: Any = FastNondominatedPartitioning(problem.reference, Y)
         acquisition = qExpectedHypervolumeImprovement(model, problem.reference, cells, sampler)
     options = {"maxiter": recipe.iterations}
-    sizes = {"q": recipe.batch, "num_restarts": recipe.restarts, "raw_samples": recipe.raw}
+    sizes: dict[str, Any] = {"q": recipe.batch, "num_restarts": recipe.restarts, "raw_samples": recipe.raw}
     return optimize_acqf(acquisition, problem.bounds, options=options, **sizes)[0]
 
 
