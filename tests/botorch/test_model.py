@@ -25,10 +25,9 @@ from tests.oracles import assert_close
 from torchbayes.botorch import PosteriorModel, thompson
 from torchbayes.linalg import Diagonal
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*has known numerical issues:botorch.exceptions.warnings.NumericsWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*has known numerical issues:botorch.exceptions.warnings.NumericsWarning"
+)
 
 
 def by_hand(posterior, X):

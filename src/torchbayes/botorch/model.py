@@ -188,8 +188,8 @@ class PosteriorModel(Model, FantasizeMixin):
 def thompson(model: PosteriorModel, *, seed: int = 0) -> GenericDeterministicModel:
     """Return one function of the surrogate, held fixed, as a deterministic model: a Thompson sample.
 
-    Its maximum is the next point: `optimize_acqf(PosteriorMean(thompson(model)), ...)`. For a batch of q points, q
-    seeds give q functions. With several targets it is a vector-valued function, for multi-objective acquisitions.
+    Its maximum is the next point; BoTorch's optimiser takes its `PosteriorMean`. For a batch of q points, q seeds give
+    q functions. With several targets it is a vector-valued function, for multi-objective acquisitions.
 
     Args:
         model: the surrogate.

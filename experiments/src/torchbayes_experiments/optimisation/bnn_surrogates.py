@@ -105,12 +105,12 @@ def problem_of(name: str, seed: int) -> Problem:
     if name == FRONT:
         both: Any = BraninCurrin(negate=True).double()
         return Problem(both, both.bounds, both.ref_point)
-    known: dict[str, Any] = {
+    one_objective: dict[str, Any] = {
         "Branin": Branin,
         "Hartmann-6": lambda **to: Hartmann(6, **to),
         "Ackley-10": lambda **to: Ackley(10, **to),
     }
-    one = known[name](negate=True).double()
+    one = one_objective[name](negate=True).double()
     return Problem(lambda X: one(X).unsqueeze(-1), one.bounds)
 
 
@@ -166,7 +166,7 @@ def _candidates(recipe: SurrogatesRecipe, problem: Problem, method: str, *, X: T
     else:
         cells: Any = FastNondominatedPartitioning(problem.reference, Y)
         acquisition = qExpectedHypervolumeImprovement(model, problem.reference, cells, sampler)
-    options = {"maxiter": recipe.iterations}
+    options: Any = {"maxiter": recipe.iterations}
     sizes: dict[str, Any] = {"q": recipe.batch, "num_restarts": recipe.restarts, "raw_samples": recipe.raw}
     return optimize_acqf(acquisition, problem.bounds, options=options, **sizes)[0]
 
