@@ -22,6 +22,7 @@ from torchbayes.selection.fit import fit
 HIDDEN = (30, 30)
 REACH = 6.0  # typical slope of a hidden unit along the diagonal of the box
 GAIN = 2.0
+_WORK, _FEWEST, _MOST = 4e7, 16, 400  # rows times weights times leapfrog steps of an iteration; bounds of the latter
 
 Network = nn.Module | Callable[[], nn.Module]
 
@@ -48,9 +49,9 @@ class Recipe:
         prior = self.prior
         if prior is None and self.network is None:
             prior = _prior(columns, sampled=self.method is None)
-        likelihood = likelihoods.Gaussian("learned", targets) if self.likelihood is None else self.likelihood
+        likelihood = _noise(targets) if self.likelihood is None else self.likelihood
         model = Model(network, likelihood, prior)
-        method = HMC(2, 200, 100, mass="layer", target_acceptance=0.95) if self.method is None else self.method
+        method = _method(len(X), model.layout.size) if self.method is None else self.method
         posterior = fit(model, (inputs, standard), method, start=start, seed=self.seed, callbacks=())
         made = PosteriorModel(
             posterior,
@@ -130,6 +131,20 @@ def surrogate(
 
 def _network(columns: int, targets: int, dtype: torch.dtype) -> nn.Module:
     return mlp(columns, targets, hidden=HIDDEN, activation="tanh").to(dtype)
+
+
+def _noise(targets: int) -> likelihoods.Gaussian:
+    """Return normal noise of a scale that is inferred, worth ten residuals of a tenth of the spread.
+
+    With less, the noise of a function that is fitted well is so small that chains take minutes.
+    """
+    return likelihoods.Gaussian("learned", targets, prior=priors.LogInverseChi(df=10.0, scale=0.1))
+
+
+def _method(rows: int, weights: int) -> HMC:
+    """Return HMC, with trajectories that are cut short where rows or weights are many."""
+    most = int(_WORK / (rows * weights))
+    return HMC(2, 200, 100, mass="layer", target_acceptance=0.95, max_leapfrogs=min(max(most, _FEWEST), _MOST))
 
 
 def _prior(columns: int, *, sampled: bool) -> Any:
