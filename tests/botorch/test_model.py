@@ -281,6 +281,20 @@ def test_a_function_that_is_held_fixed():
     assert_close(thompson(model.subset_output([1]), seed=0)(X), thompson(model, seed=0)(X)[..., 1:])
 
 
+@pytest.mark.filterwarnings("ignore:this conditioned model:torchbayes.ProblemWarning")
+def test_a_function_is_drawn_by_its_weight():
+    model, X = PosteriorModel(drawn_networks()), points(8, 2)
+    weighted: Any = model.condition_on_observations(X[:2], model.posterior(X[:2]).values[3] + 0.3)
+    values, weights = model.posterior(X).values, weighted.posterior(X).weights
+    drawn = torch.zeros(12).double()
+    for seed in range(300):
+        drawn[int((values - thompson(weighted, seed=seed)(X)).abs().flatten(1).sum(1).argmin())] += 1 / 300
+    assert_close(drawn, weights, atol=0.1)
+    assert weights.max() > 0.2
+    with pytest.raises(ValueError, match="conditioned on observations"):
+        thompson(model.condition_on_observations(X[:1], points(3, 1, 1)))
+
+
 def test_functions_of_a_linearised_network_have_its_law():
     posterior, _, _ = bayesian_line()
     model, X = PosteriorModel(posterior), points(3, 2)
@@ -334,6 +348,10 @@ def test_what_is_refused():
         model.condition_on_observations(points(2, 2), points(2, 2))
     with pytest.raises(ValueError, match="`Y` must be finite; 2 of its 2 numbers"):
         model.condition_on_observations(points(2, 2), points(2, 1) * math.nan)
+    with pytest.raises(TypeError, match="`noise` must be a tensor of variances"):
+        model.condition_on_observations(points(2, 2), points(2, 1), noise=0.1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="`model` must be a surrogate of torchbayes"):
+        thompson(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"torchbayes\.botorch\.surrogate"):
         model.refit(points(2, 2), points(2, 1))
     layers = (nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 4), nn.Flatten())

@@ -118,6 +118,8 @@ def test_refusals_of_settings():
     X = points(4, 2)
     with pytest.raises(ValueError, match=r"`bounds` must be \(2, 2\)"):
         surrogate(X, valley(X), bounds=[[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]])
+    with pytest.raises(ValueError, match="a smaller number above a larger one"):
+        surrogate(X, valley(X), bounds=[[1.0, 1.0], [0.0, 2.0]])
     with pytest.raises(TypeError, match="method"):
         surrogate(X, valley(X), method=tb.HMC)
     model = surrogate(X, valley(X), method=SHORT)

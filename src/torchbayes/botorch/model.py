@@ -13,7 +13,7 @@ from torch import Tensor
 from torchbayes.botorch.draws import DrawnPosterior
 from torchbayes.botorch.states import Conditioned, Weighted
 from torchbayes.botorch.values import source_of, targets_of
-from torchbayes.checks import as_seed, check_choice, seen
+from torchbayes.checks import as_seed, check_choice, check_kind, optional, seen
 
 Form = Literal["auto", "draws", "normal"]
 _ASKED = "a posterior of one model gives no rows to fit anew: make the surrogate by torchbayes.botorch.surrogate"
@@ -146,10 +146,12 @@ class PosteriorModel(Model, FantasizeMixin):
             A model of the same kind.
 
         Raises:
+            TypeError: if rows, targets or noise are no tensors.
             ValueError: if rows and targets do not fit, or are not finite.
         """
         self.eval()
         check_observations(X, Y, targets=self.num_outputs)
+        optional(check_kind, Tensor, "a tensor of variances, such as (1, m)", noise=noise)
         X = self.transform_inputs(X)
         if hasattr(self, "outcome_transform"):
             Y, _noise = self.outcome_transform(Y, X=X)
@@ -198,6 +200,7 @@ def thompson(model: PosteriorModel, *, seed: int = 0) -> GenericDeterministicMod
     Raises:
         ValueError: if a normal form was conditioned, or draws have one weighting for each of several sets.
     """
+    check_kind(PosteriorModel, "a surrogate of torchbayes", model=model)
     drawn, state = model.state.fixed(as_seed(seed)), model.state
     if drawn is None:
         raise ValueError(

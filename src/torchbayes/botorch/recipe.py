@@ -13,6 +13,7 @@ from botorch.models.transforms.outcome import Standardize
 from torch import Tensor, nn
 
 from torchbayes.botorch.model import PosteriorModel, check_observations
+from torchbayes.calls import explained
 from torchbayes.checks import as_seed
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model import Model, likelihoods, priors
@@ -83,6 +84,7 @@ class Recipe:
         return self.fitted(torch.cat([before_X, X.to(before_X)]), torch.cat([before_Y, Y.to(before_Y)]), start)
 
 
+@explained()
 def surrogate(
     train_X: Tensor,
     train_Y: Tensor,
@@ -123,8 +125,11 @@ def surrogate(
     if not len(train_X):
         raise ValueError("`train_X` has no rows. Evaluate a few points first, such as draw_sobol_samples gives.")
     limits = None if bounds is None else torch.as_tensor(bounds).to(train_X)
-    if limits is not None and limits.shape != (2, train_X.shape[1]):
-        raise ValueError(f"`bounds` must be (2, {train_X.shape[1]}), lower above upper; got {tuple(limits.shape)}.")
+    if limits is not None and (limits.shape != (2, train_X.shape[1]) or not (limits[0] < limits[1]).all()):
+        raise ValueError(
+            f"`bounds` must be (2, {train_X.shape[1]}), in each column a smaller number above a larger one; got "
+            f"{limits.tolist()}."
+        )
     recipe = Recipe(method, network, likelihood, prior, limits, as_seed(seed))
     return recipe.fitted(train_X.detach(), train_Y.detach().to(train_X))
 

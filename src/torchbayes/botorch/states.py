@@ -75,7 +75,9 @@ class Weighted:
 
     def fixed(self, seed: int) -> Fixed | None:
         """Return one function; None if there are several sets of weights."""
-        return None if self.batch_shape else self.source.fixed(seed, self.log_weights_S)
+        if self.batch_shape:
+            return None
+        return self.source.fixed(seed, None if self.log_weights_S is None else self.log_weights_S.exp())
 
     def _values(self, X: Tensor) -> Values:
         values = self.source.values(X)
