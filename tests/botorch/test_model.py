@@ -287,9 +287,9 @@ def test_a_function_is_drawn_by_its_weight():
     weighted: Any = model.condition_on_observations(X[:2], model.posterior(X[:2]).values[3] + 0.3)
     values, weights = model.posterior(X).values, weighted.posterior(X).weights
     drawn = torch.zeros(12).double()
-    for seed in range(300):
-        drawn[int((values - thompson(weighted, seed=seed)(X)).abs().flatten(1).sum(1).argmin())] += 1 / 300
-    assert_close(drawn, weights, atol=0.1)
+    for seed in range(120):
+        drawn[int((values - thompson(weighted, seed=seed)(X)).abs().flatten(1).sum(1).argmin())] += 1 / 120
+    assert_close(drawn, weights, atol=0.15)
     assert weights.max() > 0.2
     with pytest.raises(ValueError, match="conditioned on observations"):
         thompson(model.condition_on_observations(X[:1], points(3, 1, 1)))

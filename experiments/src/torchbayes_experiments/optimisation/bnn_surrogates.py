@@ -239,7 +239,10 @@ EXPERIMENT = Experiment(
     "shorter. Functions are drawn once for an acquisition function, not anew for each call, and it is the logarithm of "
     "the expected improvement for one objective. Without deep kernels and networks of infinite width.",
     recipes={"small": SurrogatesRecipe(), "paper": SurrogatesRecipe(batch=10, rounds=19)},
-    cost={"small": "COST", "paper": "COST"},
+    cost={
+        "small": "about four minutes of one core (an estimate)",
+        "paper": "about half an hour of one core (an estimate); no gain from a GPU",
+    },
     run=run,
     summarise=summarise,
 )
