@@ -70,6 +70,7 @@ __version__ = "0.1.0"
 
 _ROOMS = (
     "adapters",
+    "botorch",
     "compression",
     "conformal",
     "data",

@@ -12,7 +12,7 @@ from torchbayes_experiments.verdicts import Part, Verdict, below
 # Name -> folder of the module of that name, whose `EXPERIMENT` it is; it is imported when it is asked for.
 NAMES = {
     module.name: folder
-    for folder in ("basins", "evidence", "priors", "references", "regression", "variational")
+    for folder in ("basins", "evidence", "optimisation", "priors", "references", "regression", "variational")
     for module in iter_modules([f"{__path__[0]}/{folder}"])
 }
 

@@ -78,6 +78,7 @@ class Purpose(enum.IntEnum):
     TARGETS = 25  # of a predictive
     TOKENS = 161  # the same, one after the other
     OUTPUTS = 26  # of a linearised network
+    THOMPSON = 230  # which of drawn functions is held fixed
     SUBSPACE = 27  # its directions
     RESAMPLES = 28  # weights of the rows of an evaluation
     # curvature
