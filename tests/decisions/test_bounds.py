@@ -106,7 +106,6 @@ def test_promises_are_kept_over_sets_of_held_out_rows():
             broken += risk_of(threshold) > 0.1
         threshold = min(Abstention(losses, scores, 0.1, None).threshold, 1.0)
         rates.append(threshold * risk_of(threshold))
-    print(broken, uncertified, np.mean(kept), np.mean(rates))
     assert broken / sets <= 0.1
     assert np.mean(kept) > 0.3 and uncertified < sets / 10  # the promise is not kept by accepting nothing
     assert 0.1 - 2 / 401 - 0.003 <= np.mean(rates) <= 0.1 + 0.003
@@ -117,7 +116,6 @@ def test_promises_are_kept_over_sets_of_held_out_rows():
         means = losses[order].cumsum() / np.arange(1, 401)
         last = np.flatnonzero(means <= 0.1)[-1]
         naive += risk_of(scores[order][last]) > 0.1
-    print(naive)
     assert naive / sets > 0.3  # what the promise is for
 
 
@@ -132,7 +130,6 @@ def test_costs_that_are_no_errors_keep_their_promise_too():
             continue
         certified += 1
         broken += risk_of(threshold) / 2 > 0.05
-    print(certified, broken)
     assert certified > 100 and broken / 200 <= 0.1
 
 

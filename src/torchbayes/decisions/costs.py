@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -163,7 +164,7 @@ def costs_of(cost: Any, actions: Any = None, classes: Any = None) -> Costs:
     if isinstance(cost, Mapping):
         return _of_mapping(cost)
     if hasattr(cost, "to_numpy") and hasattr(cost, "index") and hasattr(cost, "columns"):
-        return Costs(cost.to_numpy(), tuple(cost.index.tolist()), tuple(cost.columns.tolist()))
+        return Costs(np.array(cost.to_numpy()), tuple(cost.index.tolist()), tuple(cost.columns.tolist()))
     return Costs(as_numbers("cost", cost), () if actions is None else actions, () if classes is None else classes)
 
 

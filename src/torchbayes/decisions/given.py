@@ -120,7 +120,7 @@ def _is_array(value: Any) -> bool:
 
 def _of_probs(probs: Any) -> Predictive:
     """Return the predictive of class probabilities (B, K), or (S, B, K)."""
-    values = as_numbers("prediction", probs.to_numpy() if hasattr(probs, "to_numpy") else probs)
+    values = as_numbers("prediction", np.array(probs.to_numpy()) if hasattr(probs, "to_numpy") else probs)
     if values.ndim not in {2, 3}:
         raise ValueError(
             f"`prediction` must be probabilities of shape (B, K), or (S, B, K) with one set per draw; got "
