@@ -12,10 +12,12 @@ import torchbayes as tb
 from torchbayes import decisions
 from torchbayes.data.base import Standardise
 from torchbayes.decisions import Costs, Exceeds, Linear, Within, certify
+from torchbayes.decisions.certify import check_held_out
 from torchbayes.sklearn import BayesianClassifier, BayesianRegressor
 
 NAMED = {"wait": {"ill": 30.0, "well": 0.0}, "treat": {"ill": 1.0, "well": 4.0}}
-COSTS = Costs([[30.0, 0.0], [1.0, 4.0]], ("wait", "treat"), ("ill", "well"))
+NAMES = ("ill", "well")
+COSTS = Costs(torch.tensor([[30.0, 0.0], [1.0, 4.0]]), ("wait", "treat"), NAMES)
 
 
 def classes(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,16 +36,19 @@ def test_a_rule_accepts_the_rows_of_least_expected_cost():
     torch.testing.assert_close(rule.scores_N, 1 - probs.amax(1))
     made = tb.decide(predictive, rule=rule)
     accepted = 1 - probs.amax(1) < rule.threshold
-    assert torch.equal(~made.abstained, accepted) and int(accepted.sum()) == rule.accepted
+    assert torch.equal(~made.abstained, accepted)
+    assert int(accepted.sum()) == rule.accepted
     assert rule.empirical == pytest.approx(float(wrong[accepted].double().mean()))
     assert 0.2 < rule.coverage < 1
-    assert "With probability 0.9" in rule.words and "500 held-out rows" in rule.words
+    assert "With probability 0.9" in rule.words
+    assert "500 held-out rows" in rule.words
 
 
 def test_a_rate_is_another_promise_and_says_so():
     probs, targets = classes(500)
     rule = certify(tb.Predictive.from_probs(probs), targets, rate=0.03)
-    assert rule.confidence is None and rule.empirical * 500 + 1 <= 0.03 * 501
+    assert rule.confidence is None
+    assert rule.empirical * 500 + 1 <= 0.03 * 501
     assert "no bound on the error rate of accepted rows alone" in rule.words
     for both in ({}, {"risk": 0.1, "rate": 0.1}):
         with pytest.raises(ValueError, match="say which is promised"):
@@ -53,14 +58,18 @@ def test_a_rate_is_another_promise_and_says_so():
 def test_costs_are_promised_in_their_own_units():
     probs, targets = classes(2000)
     predictive = tb.Predictive.from_probs(probs)
-    rule = certify(predictive, targets, risk=1.5, cost=COSTS)
+    rule = certify(predictive, targets, risk=1.5, cost=COSTS, classes=NAMES)
     table = probs @ COSTS.costs.T
     torch.testing.assert_close(rule.scores_N, table.amin(1))
     torch.testing.assert_close(rule.losses_N, COSTS.costs[table.argmin(1), targets])
-    assert rule.bound == 30.0 and rule.empirical < 1.5
+    assert rule.bound == 30.0
+    assert rule.empirical < 1.5
     with pytest.raises(ValueError, match="certified for other costs"):
         tb.decide(predictive, cost="error", rule=rule)
-    assert tb.decide(predictive, cost=COSTS, rule=rule).labels.tolist().count("abstain") == 2000 - rule.accepted
+    assert (
+        tb.decide(predictive, cost=COSTS, rule=rule, classes=NAMES).labels.tolist().count("abstain")
+        == 2000 - rule.accepted
+    )
 
 
 def test_rows_that_are_off_by_more_than_a_tolerance_are_errors():
@@ -99,7 +108,8 @@ def test_batches_of_a_posterior_are_rows_of_one_rule():
     whole = certify(posterior, (inputs, targets), risk=0.1)
     parts = certify(posterior, [(inputs[:150], targets[:150]), (inputs[150:], targets[150:])], risk=0.1)
     torch.testing.assert_close(whole.scores_N, parts.scores_N)
-    assert whole.threshold == parts.threshold == float("inf") and whole.coverage == 1.0
+    assert whole.threshold == parts.threshold == float("inf")
+    assert whole.coverage == 1.0
 
 
 @pytest.mark.parametrize("cost", ["error", COSTS, Exceeds(1.0, 0.2, 0.7, below=True), None])
@@ -111,7 +121,8 @@ def test_a_rule_is_the_same_after_a_file(tmp_path, cost):
     elif cost is None:
         rule = decisions.Abstention(targets.double() * 0, probs[:, 0], 0.1)
     else:
-        rule = certify(tb.Predictive.from_probs(probs), targets, risk=0.15 if cost == "error" else 4.0, cost=cost)
+        risk = 0.15 if cost == "error" else 4.0
+        rule = certify(tb.Predictive.from_probs(probs), targets, risk=risk, cost=cost, classes=NAMES)
     read = decisions.load(rule.save(tmp_path / "rule.safetensors"))
     for name in ("threshold", "accepted", "limit", "confidence", "bound", "words"):
         assert getattr(read, name) == getattr(rule, name)
@@ -146,17 +157,29 @@ def test_estimators_of_scikit_learn_decide_by_names_of_their_classes():
     table = p @ np.array([[30.0, 0.0], [1.0, 4.0]]).T
     np.testing.assert_allclose(made.expected_cost, table.min(1), rtol=1e-5)
     assert made.labels.tolist() == [("wait", "treat")[a] for a in table.argmin(1)]
-    assert made.by_draw.shape == (3, 300) and (made.spread > 0).any()
+    assert made.by_draw.shape == (3, 300)
+    assert (made.spread > 0).any()
     rule = certify(estimator, (X[300:600], names[300:600]), risk=0.2)
     plain = LogisticRegression().fit(X[:300], names[:300])
     other = certify(plain, (X[300:600], names[300:600]), risk=0.2)
     assert rule.cost.classes == other.cost.classes == ("ill", "well")
-    with pytest.raises(ValueError, match="all 300 rows are rows of the fit"):
+    with pytest.raises(ValueError, match="300 of 300 rows have the inputs of rows of the fit"):
         certify(estimator, (X[:300], names[:300]), risk=0.2)
-    with pytest.warns(tb.ProblemWarning, match="100 of its 400 rows have the inputs"):
-        certify(estimator, (X[200:600], names[200:600]), risk=0.2)
+    with pytest.raises(ValueError, match="8 of 308 rows have the inputs of rows of the fit"):
+        certify(estimator, (X[292:600], names[292:600]), risk=0.2)
+    certify(estimator, (X[299:600], names[299:600]), risk=0.2)  # one may be chance
     with pytest.raises(ValueError, match="row 0 is 'sick'"):
         certify(estimator, (X[300:600], ["sick"] * 300), risk=0.2)
+
+
+NORMAL = torch.randn(292, 2, generator=torch.Generator().manual_seed(2))
+
+
+def test_rows_of_a_few_categories_repeat_by_chance():
+    known = torch.randint(0, 3, (200, 2), generator=torch.Generator().manual_seed(0)).float()
+    check_held_out(known, torch.randint(0, 3, (100, 2), generator=torch.Generator().manual_seed(1)).float())
+    with pytest.raises(ValueError, match="8 of 100 rows"):
+        check_held_out(NORMAL[:200], NORMAL[192:292])
 
 
 def test_regressors_of_scikit_learn_decide_in_the_units_of_their_targets():

@@ -64,6 +64,10 @@ def test_names_may_be_given_in_any_order_and_form():
         made = tb.decide(estimator, X, cost=cost)
         assert torch.equal(made.expected_cost, plain.expected_cost)
         assert made.labels.tolist() == [("wait", "treat")[a] for a in plain.action]
+    with pytest.raises(ValueError, match="Give `classes`"):
+        tb.decide(estimator.predict_proba(X), cost=NAMED)
+    made = tb.decide(estimator.predict_proba(X), cost=turned, classes=["a", "b", "c"])
+    assert torch.equal(made.expected_cost, plain.expected_cost)
     with pytest.raises(ValueError, match="no class 'a'"):
         tb.decide(estimator, X, cost=Costs(COSTS, ("x", "y"), ("A", "b", "c")))
 
@@ -91,7 +95,8 @@ def test_rows_in_blocks_are_decided_as_one(monkeypatch):
     whole = tb.decide(PROBS, cost=costs)
     monkeypatch.setattr(sys.modules["torchbayes.decisions.decide"], "_AT_ONCE", 40)
     parts = tb.decide(PROBS, cost=costs)
-    assert torch.equal(whole.action, parts.action) and torch.equal(whole.by_draw, parts.by_draw)
+    assert torch.equal(whole.action, parts.action)
+    assert torch.equal(whole.by_draw, parts.by_draw)
 
 
 def test_a_decision_is_the_best_of_all_rules():
@@ -151,7 +156,8 @@ def test_a_square_table_without_names_is_refused_unless_it_is_symmetric():
 
 def test_a_row_alone_one_action_and_gains_are_fine():
     made = tb.decide(np.array([[0.25, 0.75]]), cost=np.array([[-4.0, 0.0]]))
-    assert made.labels.tolist() == ["0"] and float(made.expected_cost) == -1.0
+    assert made.labels.tolist() == ["0"]
+    assert float(made.expected_cost) == -1.0
     assert float(made.spread) == 0.0
     single = tb.decide(np.ones((3, 1)), cost="error")
     assert single.expected_cost.tolist() == [0.0, 0.0, 0.0]

@@ -6,12 +6,7 @@ they are not the same:
     risk    P( E[loss | accepted] ≤ α ) ≥ 1 − δ     over sets of held-out rows; the loss of accepted rows alone
     rate    E[ loss · accepted ] ≤ β                on average over sets of held-out rows; among all rows
 
-The first is not monotone in λ, so that conformal risk control does not apply. Thresholds are tested from the strictest
-on, each at level δ, until one fails ("Learn then test", Angelopoulos et al. 2021): λ_j is the (k_j + 1)-th smallest
-score, and the rows below it, which are independent given λ_j, test that the risk is above α. The risk must rise through
-α once as λ does, as it does for any score that ranks losses. The sequence begins where enough rows are accepted that a
-few losses do not end it; these counts depend on no target. The second is monotone, and λ is that of conformal risk
-control (`torchbayes.decisions.bounds`).
+`torchbayes.decisions.thresholds` says how the threshold is found.
 """
 
 from __future__ import annotations
@@ -19,31 +14,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from torchbayes.checks import as_numbers, check_kind, check_positive, optional, seen
 from torchbayes.conformal.ranks import check_coverage
-from torchbayes.decisions.bounds import fewest_rows, p_values
 from torchbayes.decisions.costs import Costs
 from torchbayes.decisions.decide import Decisions
 from torchbayes.decisions.numbers import NUMBER_COSTS, NumberCost
+from torchbayes.decisions.thresholds import Chosen, Scored, rate_threshold, risk_threshold
 from torchbayes.display import Overview, shown
 from torchbayes.posteriors.files import read_tensors, write_tensors
 
+FILE = "abstention.safetensors"
+"""The file of a rule in the directory of a run."""
 _KIND = "abstention"
-_STEPS = 50  # thresholds of a sequence
-_START = 3, 10  # a sequence begins at so many times the fewest rows, or this part of all, whichever is more
-
-
-class _Chosen(NamedTuple):
-    """A threshold."""
-
-    value: float
-    accepted: int  # rows below it
-    loss: float  # sum of their losses, in units of the cost
 
 
 def _overview(rule: Abstention) -> Overview:
@@ -130,13 +116,15 @@ class Abstention:
                 f"With probability {self.confidence:g} over sets of {rows}, the {loss} of accepted rows is at most "
                 f"{self.limit:g}."
             )
-        seen_here = f"{self.accepted:,} of them are accepted ({100 * self.coverage:.1f} %), with a {loss} of "
+        kept = f"{self.accepted:,} of them are accepted ({100 * self.coverage:.1f} %)"
         mean = self._chosen.loss / max(self.accepted, 1)
-        return f"{promise} {seen_here}{mean:.4g}. New rows must be like these."
+        return f"{promise} {kept}; their {loss} is {mean:.4g}. New rows must be like these."
 
     @property
     def is_binary(self) -> bool:
-        """Whether every loss is 0 or the largest."""
+        """Whether every loss is 0 or the largest: by the costs where known, so that no loss chooses the test."""
+        if self.cost is not None:
+            return self.cost.is_binary
         return bool(((self.losses_N == 0) | (self.losses_N == self.bound)).all())
 
     def at(self, limit: float, *, confidence: float | None = None) -> Abstention:
@@ -209,44 +197,13 @@ class Abstention:
         return write_tensors(path, tensors, header)
 
     @cached_property
-    def _chosen(self) -> _Chosen:
-        order_N = self.scores_N.argsort(stable=True)
-        scores_N, losses_N = (values_N[order_N].numpy() for values_N in (self.scores_N, self.losses_N))
-        limit, rows = self.limit / self.bound, len(scores_N)
-        needed = fewest_rows(limit, self.confidence)
-        if rows < needed:
-            kind = "rate" if self.confidence is None else f"risk with confidence {self.confidence:g}"
-            raise ValueError(
-                f"{rows:,} held-out rows are too few to promise a {kind} of {self.limit:g}: at least {needed:,} are "
-                f"needed, even without a loss, and more in practice. Hold out more rows, or promise less."
-            )
-        tops_N = np.append(scores_N, np.inf)  # λ, so that the rows before are below it
-        below_N = np.searchsorted(scores_N, tops_N, side="left")  # fewer where scores are equal
-        sums_N = np.append(0.0, np.cumsum(losses_N / self.bound))[below_N]
-        if self.confidence is None:
-            last = int(np.flatnonzero(sums_N + 1 <= limit * (rows + 1) * (1 + 1e-12))[-1])
-        else:
-            last = self._last_certified(below_N, sums_N, limit, needed)
-        return _Chosen(float(tops_N[last]), int(below_N[last]), float(sums_N[last] * self.bound))
-
-    def _last_certified(self, below_N: np.ndarray, sums_N: np.ndarray, limit: float, needed: int) -> int:
-        """Return the place of the loosest threshold before one fails; a ValueError if the first one does."""
-        rows, (many, part) = len(below_N) - 1, _START
-        start = max(needed, min(many * needed, rows // 2), rows // part)
-        places_T = np.unique(np.linspace(start, rows, _STEPS).round().astype(int))
-        places_T = places_T[below_N[places_T] >= needed]
-        assert self.confidence is not None
-        p_T = p_values(sums_N[places_T], below_N[places_T], limit, binary=self.is_binary)
-        failed = np.flatnonzero(p_T > 1 - self.confidence)
-        passed = failed[0] if len(failed) else len(places_T)
-        if not passed:
-            first = places_T[0]
-            raise ValueError(
-                f"no threshold can be certified: among the {below_N[first]:,} surest of {rows:,} rows the mean loss "
-                f"is {sums_N[first] / below_N[first] * self.bound:.3g}, which does not show a risk of at most "
-                f"{self.limit:g} with confidence {self.confidence:g}. Promise a higher risk, or hold out more rows."
-            )
-        return int(places_T[passed - 1])
+    def _chosen(self) -> Chosen:
+        rows = Scored(self.scores_N.numpy(), self.losses_N.numpy() / self.bound, self.bound, binary=self.is_binary)
+        return (
+            rate_threshold(rows, self.limit)
+            if self.confidence is None
+            else risk_threshold(rows, self.limit, self.confidence)
+        )
 
 
 def same_cost(one: Any, other: Any) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from torchbayes.calls import explained
 from torchbayes.checks import check_positive, optional, seen
@@ -19,7 +20,6 @@ from torchbayes.decisions.costs import Costs
 from torchbayes.decisions.decide import ERROR, decide
 from torchbayes.decisions.given import Given, given_of
 from torchbayes.decisions.numbers import NumberCost
-from torchbayes.posteriors.problems import warn_of
 
 
 @explained()
@@ -31,8 +31,8 @@ def certify(
     rate: float | None = None,
     confidence: float = 0.9,
     cost: Any = ERROR,
+    classes: Any = None,
     targets: Standardise | None = None,
-    seed: int = 0,
 ) -> Abstention:
     """Certify on held-out rows which rows to decide on, so that a risk is promised for them.
 
@@ -46,8 +46,8 @@ def certify(
         confidence: probability of the first promise over sets of held-out rows, in (0, 1).
         cost: as of `decide`, at least 0 and bounded: "error" for classes, a table of costs, or of numbers
             `decisions.Within` or `decisions.Exceeds`.
+        classes: as of `decide`.
         targets: as of `decide`.
-        seed: seed of the draws.
 
     Returns:
         The rule; `decide(rule=…)` applies it to predictions by the same functions.
@@ -59,8 +59,8 @@ def certify(
     """
     limit, confidence_or_none = _promise(risk, rate, confidence)
     losses, scores, settled = [], [], None
-    for given, observed in _given_rows(posterior, data, targets=targets, seed=seed):
-        decisions = decide(given, cost=cost if settled is None else settled)
+    for given, observed in _given_rows(posterior, data, targets=targets):
+        decisions = decide(given.named(classes), cost=cost if settled is None else settled)
         settled = checked_cost(decisions.cost)
         known, weights_B = given.judged(observed)
         if decisions.expected_cost.ndim > 1:
@@ -87,29 +87,40 @@ def _promise(risk: float | None, rate: float | None, confidence: float) -> tuple
     return (float(risk), confidence) if risk is not None else (float(rate or 0), None)
 
 
-def _given_rows(posterior: Any, data: Any, *, targets: Standardise | None, seed: int) -> Iterator[tuple[Given, Any]]:
+def _given_rows(posterior: Any, data: Any, *, targets: Standardise | None) -> Iterator[tuple[Given, Any]]:
     """Yield predictions and targets, batch by batch."""
     if not (hasattr(posterior, "classes_") or hasattr(posterior, "target_units_")):
-        for predictive, observed in predicted_rows(posterior, data, seed=seed):
+        for predictive, observed in predicted_rows(posterior, data, seed=0):
             yield given_of(predictive, targets=targets), observed
         return
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise TypeError(f"`data` must be the pair (X, y) of held-out rows; got {seen(data)}.")
     X, y = data
-    repeats = posterior.repeats(X) if hasattr(posterior, "repeats") else np.zeros(1)
-    check_not_fitted(int(repeats.sum()), len(repeats))
+    if hasattr(posterior, "check_held_out"):
+        posterior.check_held_out(X)
     yield given_of(posterior, X), y
 
 
-def check_not_fitted(repeated: int, rows: int) -> None:
-    """Raise a ValueError if all of some rows were fitted, and warn if some were."""
-    if repeated and repeated == rows:
+def check_held_out(known: Tensor, inputs: Tensor) -> None:
+    """Raise a ValueError if more rows have the inputs of rows of the fit than new rows would have by chance.
+
+    A new row has those of another row with about the probability with which a row of the fit has those of another one:
+    almost never where inputs are real numbers, often where they are a few categories.
+    """
+    from scipy.stats import binom
+
+    rows = [row.tobytes() for row in known.cpu().numpy()]
+    counts = Counter(rows)
+    repeated = sum(row.tobytes() in counts for row in inputs.cpu().numpy())
+    by_chance = (sum(counts[row] > 1 for row in rows) + 1) / (len(rows) + 1)
+    if binom.sf(repeated - 1, len(inputs), by_chance) < _CHANCE:
         raise ValueError(
-            f"all {rows:,} rows are rows of the fit, on which any model errs less than on new ones. Certify on rows "
-            f"that were held out."
+            f"{repeated:,} of {len(inputs):,} rows have the inputs of rows of the fit, on which any model errs less "
+            f"than on new ones; {by_chance * len(inputs):.0f} would be chance. Certify on rows that were held out."
         )
-    if repeated:
-        warn_of([f"{repeated:,} of its {rows:,} rows have the inputs of rows of the fit"], "this rule")
+
+
+_CHANCE = 1e-4  # of so many repeated rows or more among new ones
 
 
 def checked_cost(cost: Costs | NumberCost) -> Costs | NumberCost:

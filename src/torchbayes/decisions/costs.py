@@ -118,16 +118,31 @@ class Costs:
         """The largest cost."""
         return float(self.costs.max())
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether every cost is 0 or the largest."""
+        return bool(((self.costs == 0) | (self.costs == self.costs.max())).all())
+
     def for_classes(self, known: Sequence[Any], count: int) -> Costs:
         """Return the same costs with names of all actions and classes, these in the order of `count` predicted ones.
 
-        A ValueError if their number or their names are others. `known` is empty where predicted classes have no names.
+        Args:
+            known: names of the predicted classes; empty where they have none.
+            count: how many there are.
+
+        Returns:
+            The costs.
+
+        Raises:
+            ValueError: if their number or their names are others.
         """
         rows, columns = self.costs.shape[-2:]
+        if known and len(known) != count:
+            raise ValueError(f"`classes` must name the {count} predicted classes; got {tuple(known)}.")
         if columns != count:
             advice = "Transpose it." if rows == count else "Its shape is (actions, classes)."
             raise ValueError(f"`cost` must have a column for each of the {count} classes; it has {columns}. {advice}")
-        names = tuple(known) or self.classes or tuple(range(count))
+        names = tuple(known) or tuple(range(count))
         actions = self.actions or (names if rows == columns else tuple(range(rows)))
         return Costs(self.costs[..., self._order(names)], actions, names)
 
@@ -139,6 +154,11 @@ class Costs:
         missing = [name for name in map(str, names) if name not in places]
         if not missing:
             return [places[name] for name in map(str, names)]
+        if tuple(names) == tuple(range(len(names))):
+            raise ValueError(
+                f"`cost` has the classes {', '.join(places)}, and the predictions have no names. Give `classes`, the "
+                f"names in the order of the predictions, such as data.classes."
+            )
         turned = {*map(str, self.actions)} == {*map(str, names)}
         advice = "Its actions have the names of the classes: transpose it." if turned else nearest(missing[0], places)
         raise ValueError(f"`cost` has no class {missing[0]!r}, which the predictions have. {advice}")
@@ -155,16 +175,16 @@ class Costs:
 
 def costs_of(cost: Any, actions: Any = None, classes: Any = None) -> Costs:
     """Return costs that were given as such, as a mapping action -> class -> cost, a data frame, or an array."""
+    is_frame = hasattr(cost, "to_numpy") and hasattr(cost, "index") and hasattr(cost, "columns")
+    if actions is not None and (is_frame or isinstance(cost, Costs | Mapping)):
+        raise ValueError(f"`actions` names the rows of an array; these costs have names; got {seen(actions)}.")
     if isinstance(cost, Costs):
-        if actions is not None or classes is not None:
-            raise ValueError(
-                "`actions` and `classes` name the axes of an array; these `Costs` have names. Leave them out."
-            )
         return cost
     if isinstance(cost, Mapping):
         return _of_mapping(cost)
-    if hasattr(cost, "to_numpy") and hasattr(cost, "index") and hasattr(cost, "columns"):
-        return Costs(np.array(cost.to_numpy()), tuple(cost.index.tolist()), tuple(cost.columns.tolist()))
+    if is_frame:
+        numbers = as_numbers("cost", np.array(cost.to_numpy()))
+        return Costs(numbers, tuple(cost.index.tolist()), tuple(cost.columns.tolist()))
     return Costs(as_numbers("cost", cost), () if actions is None else actions, () if classes is None else classes)
 
 

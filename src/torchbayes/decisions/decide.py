@@ -25,7 +25,8 @@ from torchbayes.checks import check_kind, check_numbers, optional, seen
 from torchbayes.data.base import Standardise
 from torchbayes.decisions.costs import ABSTAIN, Costs, costs_of
 from torchbayes.decisions.given import Given, given_of, probs_of
-from torchbayes.decisions.numbers import FiniteCost, NumberCost, Outlook, nodes_of, number_cost_of
+from torchbayes.decisions.numbers import FiniteCost, NumberCost, number_cost_of
+from torchbayes.decisions.outlook import Outlook, nodes_of
 from torchbayes.display import Overview, shown
 from torchbayes.predictive.intervals import pieces_of
 
@@ -120,7 +121,8 @@ def decide(
             "absolute", an object such as `decisions.Linear`, or a function (action, y) -> cost. None for that of the
             rule.
         actions: names of the rows of an array; or the actions that a function takes.
-        classes: names of the columns of an array.
+        classes: names of the predicted classes in their order, such as `data.classes`, where predictions have none; the
+            columns of an array are in the same order.
         abstain: cost of abstaining, in the same units, where that is allowed at all.
         rule: an `Abstention`, which abstains where the expected cost is not below its threshold.
         targets: from raw to standardised targets, such as `data.target_standardise`; costs are of raw numbers.
@@ -137,12 +139,13 @@ def decide(
     given = given_of(prediction, inputs, targets=targets)
     if cost is None:
         cost = getattr(rule, "cost", None)
-    settled = settled_cost(given, cost, actions, classes)
+        classes = cost.classes if classes is None and isinstance(cost, Costs) else classes
+    settled = settled_cost(given.named(classes), cost, actions=actions, classes=classes)
     decisions = _decisions(given, settled, math.inf if abstain is None else float(abstain))
     return decisions if rule is None else rule.apply(decisions)
 
 
-def settled_cost(given: Given, cost: Any, actions: Any = None, classes: Any = None) -> Costs | NumberCost:
+def settled_cost(given: Given, cost: Any, *, actions: Any = None, classes: Any = None) -> Costs | NumberCost:
     """Return the cost of what is predicted; a TypeError or a ValueError if it does not fit that."""
     if not given.over_classes:
         if isinstance(cost, Costs):
@@ -155,7 +158,7 @@ def settled_cost(given: Given, cost: Any, actions: Any = None, classes: Any = No
             f"{{'treat': {{'ill': 1, 'well': 5}}, …}}."
         )
     if isinstance(cost, str):
-        return Costs.errors(given.classes or classes or range(count))
+        return Costs.errors(given.classes or range(count))
     table = costs_of(cost, actions, classes).for_classes(given.classes, count)
     rows = given.predictive.outputs_SBK.shape[1]
     if table.costs.ndim == 3 and len(table.costs) != rows:
@@ -208,7 +211,7 @@ def _of_numbers(given: Given, cost: Any, cap: float) -> Iterator[_Block]:
         outlook = Outlook.of(piece, given.units)
         if isinstance(cost, FiniteCost):
             table_SBA = cost.table_S(outlook)
-            action = cost.best_of(table_SBA.mean(0))
+            action = table_SBA.mean(0).argmin(-1)
             informed = cost.least_S(outlook, cap).mean(0)
             parts = (action, _taken(table_SBA, action), informed, table_SBA.amin(-1).clamp_max(cap).mean(0))
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torchbayes.checks import as_numbers, seen
 from torchbayes.conformal.numbers import as_double, numbers_like
 from torchbayes.conformal.rows import is_over_classes, judged
 from torchbayes.data.base import Standardise
+from torchbayes.decisions.costs import names_of
 from torchbayes.metrics._checks import check_probs
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import over_classes
@@ -36,10 +37,20 @@ class Given:
     units: Standardise | None = None
     by_name: bool = False
 
+    def named(self, classes: Any) -> Given:
+        """Return the same predictions, of classes of these names where they have none."""
+        return self if self.classes or classes is None else replace(self, classes=names_of("classes", classes))
+
     @property
     def over_classes(self) -> bool:
         """Whether targets are classes."""
         return is_over_classes(self.predictive)
+
+    @property
+    def mean(self) -> Tensor:
+        """Means of numbers, (B, K'), in raw units, float64."""
+        mean = self.predictive.mean.double()
+        return (mean if self.units is None else self._raw(mean)).cpu()
 
     def judged(self, targets: Any) -> tuple[Tensor, Tensor]:
         """Return classes (B,) or raw numbers (B, K'), and how often each row counts, (B,); an error unless they fit."""

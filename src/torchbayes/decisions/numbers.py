@@ -6,8 +6,7 @@ r"""Costs of deciding on a number, or by one; y the true number, a the action.
     Exceeds     a miss, or a false alarm       act where p(y > t) ≥ alarm/(alarm + miss)
     Grid        c(a, y), any function          the least expected cost of the actions that are listed
 
-Means and quantiles are those of the average over draws. Expectations of other functions are sums over K nodes of each
-draw's distribution, at the levels Φ(z) of evenly spaced z, which for smooth costs under normal noise err by 1e-12.
+Means and quantiles are those of the average over draws. `torchbayes.decisions.outlook` has other expectations.
 """
 
 from __future__ import annotations
@@ -15,129 +14,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, distributions
+from torch import Tensor
 
 from torchbayes.checks import check_flags, check_function, check_numbers, check_positive, plain, seen
-from torchbayes.conformal.numbers import as_double
-from torchbayes.data.base import Standardise
 from torchbayes.decisions.costs import names_of
-from torchbayes.model.likelihoods.quantiles import average_quantile
-from torchbayes.predictive.mixture import Mixture
-
-NODES = 1024  # of all draws together, at least
-_FEWEST = 64  # of each draw
-_WIDEST = 6.0  # standard deviations up to which nodes reach, beyond which 2e-9 of a normal distribution lies
-
-
-def nodes_of(draws: int) -> int:
-    """Return how many nodes each draw has."""
-    return max(_FEWEST, -(-NODES // draws))
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What a predictive says of numbers, in the units of the raw targets, float64.
-
-    Attributes:
-        mixture: the model average, in its own units and in float64.
-        units: from raw to standardised targets; None where they are not standardised.
-    """
-
-    mixture: Mixture
-    units: Standardise | None = None
-
-    @classmethod
-    def of(cls, mixture: Mixture, units: Standardise | None) -> Outlook:
-        """Return the outlook of an average in any precision."""
-        double = as_double(mixture)
-        like = double.outputs_SBK
-        return cls(double, None if units is None else Standardise(units.mean.to(like), units.scale.to(like)))
-
-    @property
-    def mean(self) -> Tensor:
-        """Predicted means, (B, K')."""
-        return self._raw(self.mixture.mean)
-
-    @property
-    def variance_S(self) -> Tensor:
-        """Variance of the targets under each draw, (S, B, K')."""
-        variance = self.mixture.distribution.variance
-        return variance if self.units is None else variance * self.units.scale**2
-
-    @property
-    def mean_S(self) -> Tensor:
-        """Means under each draw, (S, B, K')."""
-        return self._raw(self.mixture.distribution.mean)
-
-    def quantile(self, level: float) -> Tensor:
-        """Return quantiles of the average, (B, K')."""
-        try:
-            return self._raw(self.mixture.quantile(level))
-        except NotImplementedError:  # no distribution function: those of the nodes
-            values_SQB, _ = self.nodes
-            return values_SQB.flatten(0, 1).quantile(level, dim=0)
-
-    def below_S(self, numbers: Tensor | float) -> Tensor:
-        """Return P(y ≤ number) under each draw, (S, B, K')."""
-        try:
-            return self.mixture.distribution.cdf(
-                self._standardised(torch.as_tensor(numbers).to(self.mixture.outputs_SBK))
-            )
-        except NotImplementedError:
-            values_SQB, weights_Q = self.nodes
-            return torch.einsum("sq...,q->s...", (values_SQB <= numbers).double(), weights_Q)
-
-    @cached_property
-    def nodes(self) -> tuple[Tensor, Tensor]:
-        """Values (S, Q, B, K') of each draw's distribution, and their weights (Q,), which sum to 1."""
-        distribution, count = self.mixture.distribution, nodes_of(self.mixture.draws)
-        z_Q = torch.linspace(-_WIDEST, _WIDEST, count).to(self.mixture.outputs_SBK)
-        weights_Q = (-(z_Q**2) / 2).softmax(0)
-        places = z_Q.view(-1, *[1] * (len(distribution.batch_shape) - 1))
-        if isinstance(distribution, distributions.Normal):
-            values = distribution.loc.unsqueeze(1) + distribution.scale.unsqueeze(1) * places
-            return self._raw(values), weights_Q
-        try:
-            levels_Q = torch.special.ndtr(z_Q)
-            values_QR = average_quantile(self._apart().distribution, levels_Q)  # a row for each draw of each row
-            values = values_QR.view(count, *distribution.batch_shape).transpose(0, 1)
-        except NotImplementedError:
-            drawn = self.mixture.sample(count * self.mixture.draws)
-            values = drawn.view(count, *distribution.batch_shape).transpose(0, 1)
-            weights_Q = torch.full_like(z_Q, 1 / count)
-        return self._raw(values.double()), weights_Q
-
-    def expected_S(self, cost: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the mean under each draw of a function of the targets, (S, B, K')."""
-        values_SQB, weights_Q = self.nodes
-        return torch.einsum("sq...,q->s...", cost(values_SQB), weights_Q)
-
-    def _apart(self) -> Mixture:
-        """Return the distributions of all draws as rows of one draw."""
-        mixture, (draws, rows) = self.mixture, self.mixture.outputs_SBK.shape[:2]
-
-        def flat(values: Tensor) -> Tensor:
-            return values.expand(draws, rows, *values.shape[2:]).flatten(0, 1).unsqueeze(0)
-
-        spread = mixture.function_variance
-        return replace(
-            mixture,
-            outputs_SBK=flat(mixture.outputs_SBK),
-            parameters={name: flat(value) for name, value in mixture.parameters.items()},
-            function_variance=None if spread is None else flat(spread),
-        )
-
-    def _raw(self, values: Tensor) -> Tensor:
-        return values if self.units is None else values * self.units.scale + self.units.mean
-
-    def _standardised(self, values: Tensor) -> Tensor:
-        return values if self.units is None else (values - self.units.mean) / self.units.scale
+from torchbayes.decisions.outlook import Outlook
 
 
 class NumberCost(ABC):
@@ -159,6 +45,11 @@ class NumberCost(ABC):
         """The largest cost; infinite where there is none."""
         return math.inf
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether every cost is 0 or the largest."""
+        return False
+
     @abstractmethod
     def of(self, action: Tensor, targets: Tensor) -> Tensor:
         """Return the cost of actions, numbers or their indices, at true numbers that broadcast against them."""
@@ -171,9 +62,9 @@ class FreeCost(NumberCost):
     def best(self, outlook: Outlook) -> Tensor:
         """Return the action at each number, (B, K')."""
 
+    @abstractmethod
     def expected_S(self, outlook: Outlook, action: Tensor) -> Tensor:
         """Return the expected cost of actions (B, K') under each draw, (S, B, K')."""
-        return outlook.expected_S(lambda values: self.of(action, values))
 
 
 @dataclass(frozen=True)
@@ -200,6 +91,10 @@ class Linear(FreeCost):
     def best(self, outlook: Outlook) -> Tensor:
         """Return the quantile at u/(u + o)."""
         return outlook.quantile(self.under / (self.under + self.over))
+
+    def expected_S(self, outlook: Outlook, action: Tensor) -> Tensor:
+        """Return the mean cost over nodes."""
+        return outlook.expected_S(lambda values: self.of(action, values))
 
 
 @dataclass(frozen=True)
@@ -241,6 +136,11 @@ class Within(FreeCost):
         """1."""
         return 1.0
 
+    @property
+    def is_binary(self) -> bool:
+        """True."""
+        return True
+
     def of(self, action: Tensor, targets: Tensor) -> Tensor:
         """Return the cost."""
         return ((targets - action).abs() > self.tolerance).double()
@@ -265,10 +165,6 @@ class FiniteCost(NumberCost):
     @abstractmethod
     def least_S(self, outlook: Outlook, cap: float) -> Tensor:
         """Return the mean under each draw of the least cost, at most `cap`, if the number were known, (S, B, K')."""
-
-    def best_of(self, table: Tensor) -> Tensor:
-        """Return the index of the action of least expected cost (..., A), the first of tied ones."""
-        return table.argmin(-1)
 
 
 @dataclass(frozen=True)
@@ -298,32 +194,29 @@ class Exceeds(FiniteCost):
 
     @property
     def actions(self) -> tuple[str, str]:
-        """To wait, or to act."""
-        return "wait", "act"
+        """To act, which is the first of tied ones, or to wait."""
+        return "act", "wait"
 
     @property
     def bound(self) -> float:
         """The larger of the two costs."""
         return max(self.miss, self.alarm)
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether both costs are the same."""
+        return self.miss == self.alarm
+
     def of(self, action: Tensor, targets: Tensor) -> Tensor:
-        """Return the cost of waiting (0) or acting (1)."""
-        happens = (targets > self.threshold) != self.below
-        zero = torch.zeros((), dtype=torch.float64)
-        return torch.where(
-            happens, torch.where(action == 0, self.miss, zero), torch.where(action == 1, self.alarm, zero)
-        )
+        """Return the cost of acting (0) or waiting (1)."""
+        happens, acts = (targets > self.threshold) != self.below, action == 0
+        return self.alarm * (~happens & acts).double() + self.miss * (happens & ~acts).double()
 
     def table_S(self, outlook: Outlook) -> Tensor:
-        """Return the expected costs of waiting and acting."""
+        """Return the expected costs of acting and waiting."""
         below_S = outlook.below_S(self.threshold)
         happens_S = below_S if self.below else 1 - below_S
-        return torch.stack([self.miss * happens_S, self.alarm * (1 - happens_S)], dim=-1)
-
-    def best_of(self, table: Tensor) -> Tensor:
-        """Return 1, to act, where that does not cost more."""
-        wait, act = table.unbind(-1)
-        return (act <= wait).long()
+        return torch.stack([self.alarm * (1 - happens_S), self.miss * happens_S], dim=-1)
 
     def least_S(self, outlook: Outlook, cap: float) -> Tensor:
         """Return 0: who knows the number pays nothing."""

@@ -22,6 +22,7 @@ from torchbayes.catalogue.tables import HIDDEN
 from torchbayes.checks import check_flags, check_function, check_kind, optional
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
+from torchbayes.decisions.certify import check_held_out
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import build, mlp
 from torchbayes.predictive.average import Predictive
@@ -196,20 +197,19 @@ class BayesianEstimator(BaseEstimator):
         spreads = [block.function_variance for block in blocks if block.function_variance is not None]
         return replace(blocks[0], outputs_SBK=outputs, function_variance=torch.cat(spreads, dim=1) if spreads else None)
 
-    def repeats(self, X: Any) -> np.ndarray:
-        """Return whether each row has the inputs of a row of the fit, bool (B,); False where these were not saved.
+    def check_held_out(self, X: Any) -> None:
+        """Check that rows are none of the fit, as far as a fitted estimator still has these; files do not hold them.
 
         Args:
             X: rows.
 
-        Returns:
-            The flags.
+        Raises:
+            ValueError: if more rows have the inputs of rows of the fit than new ones would have by chance.
         """
         check_is_fitted(self)
-        rows = self.preparation_(checked_rows(self, X, reset=False)[0]).numpy()
-        known = self.preparation_(self._rows.table).numpy() if hasattr(self, "_rows") else rows[:0]
-        training = {row.tobytes() for row in known}
-        return np.array([row.tobytes() in training for row in rows])
+        rows = self.preparation_(checked_rows(self, X, reset=False)[0])
+        if hasattr(self, "_rows"):
+            check_held_out(self.preparation_(self._rows.table), rows)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but the training rows, which may be many, and nobody else's business."""
