@@ -115,7 +115,7 @@ def test_losses_of_any_unit_are_the_same_losses(bound: float):
 
 
 def test_promises_are_kept_over_sets_of_held_out_rows():
-    """200 sets, so that a share of 0.1 has a standard error of 0.021."""
+    """Up to two standard errors of a share of 0.1 over the sets."""
     broken, rates, uncertified, kept, sets = 0, [], 0, [], 200
     for seed in range(sets):
         losses, scores = rows_of(400, 100 + seed)
@@ -128,7 +128,7 @@ def test_promises_are_kept_over_sets_of_held_out_rows():
             broken += risk_of(threshold) > 0.1
         threshold = min(Abstention(losses, scores, 0.1, None).threshold, 1.0)
         rates.append(threshold * risk_of(threshold))
-    assert broken / sets <= 0.1
+    assert broken / sets <= 0.1 + 2 * (0.09 / sets) ** 0.5
     assert np.mean(kept) > 0.3  # the promise is not kept by accepting nothing
     assert uncertified < sets / 10
     assert 0.1 - 2 / 401 - 0.003 <= np.mean(rates) <= 0.1 + 0.003
@@ -154,7 +154,7 @@ def test_costs_that_are_no_errors_keep_their_promise_too():
         certified += 1
         broken += risk_of(threshold) / 2 > 0.05
     assert certified > 80
-    assert broken / 100 <= 0.1
+    assert broken / 100 <= 0.1 + 2 * (0.09 / 100) ** 0.5
 
 
 def test_rows_that_are_too_few_are_refused_with_the_number_that_is_needed():

@@ -53,7 +53,7 @@ def rule_of(run: Path) -> Abstention | None:
 
 def deciding(run: Path, setup: Setup, cost: Any) -> Callable[[Predictive], Mapping[str, np.ndarray]] | None:
     """Return what gives the columns of decisions of a predictive; None if there are neither costs nor a rule."""
-    from torchbayes.decisions import decide
+    from torchbayes.decisions.decide import decide
     from torchbayes.decisions.abstention import FILE
     from torchbayes.decisions.written import decision_columns
 

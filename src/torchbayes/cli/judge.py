@@ -195,8 +195,7 @@ def predict(argv: list[str]) -> None:
     chosen = parse(parser, argv)
     if chosen["run"] is None or chosen["new"] is None:
         raise ValueError("say which run predicts what: torchbayes predict RUN INPUTS, such as new.csv.")
-    run = Path(chosen["run"])
-    output = _output_of(run, chosen["output"], overwrite=chosen["overwrite"])
+    output = _output_of(run := Path(chosen["run"]), chosen["output"], overwrite=chosen["overwrite"])
     setup, posterior = load_run(run, trust=chosen["trust"])
     new = read_new(setup.data, Path(chosen["new"]))
     units = Units(setup.data.classes, setup.data.target_standardise, chosen["level"])

@@ -3,7 +3,7 @@
 from torchbayes.decisions.abstention import Abstention, load
 from torchbayes.decisions.certify import certify
 from torchbayes.decisions.costs import Costs
-from torchbayes.decisions.decide import Decisions, decide
+from torchbayes.decisions.decide import Decisions
 from torchbayes.decisions.numbers import Exceeds, Linear, NumberCost, Squared, Within
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "Squared",
     "Within",
     "certify",
-    "decide",
     "load",
 ]

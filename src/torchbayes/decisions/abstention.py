@@ -63,15 +63,20 @@ class Abstention:
     def __post_init__(self) -> None:
         check_positive(limit=self.limit, bound=self.bound)
         optional(check_coverage, confidence=self.confidence)
+        optional(check_kind, (Costs, NumberCost), "costs, such as decisions.Costs", cost=self.cost)
         losses_N, scores_N = (as_numbers(name, getattr(self, name)) for name in ("losses_N", "scores_N"))
         for name, values_N in (("losses_N", losses_N), ("scores_N", scores_N)):
-            if values_N.ndim != 1 or not len(values_N) or len(values_N) != len(losses_N):
+            if values_N.ndim != 1 or not len(values_N):
                 raise ValueError(
                     f"`{name}` must have shape (N,), one number for each row; got {seen(getattr(self, name))}."
                 )
             if not values_N.isfinite().all():
                 raise ValueError(f"`{name}` holds NaN or infinite values: {int((~values_N.isfinite()).sum())}.")
             object.__setattr__(self, name, values_N)
+        if len(losses_N) != len(scores_N):
+            raise ValueError(
+                f"`losses_N` and `scores_N` must be of the same rows; got {len(losses_N)} and {len(scores_N)}."
+            )
         if losses_N.min() < 0 or losses_N.max() > self.bound:
             raise ValueError(
                 f"`losses_N` must lie between 0 and `bound` {self.bound:g}; got {float(losses_N.min()):g} to "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.calls import explained
-from torchbayes.checks import check_positive, optional, seen
+from torchbayes.checks import check_kind, check_positive, optional, seen
 from torchbayes.conformal.ranks import check_coverage
 from torchbayes.conformal.rows import predicted_rows
 from torchbayes.data.base import Standardise
@@ -57,6 +57,7 @@ def certify(
         ValueError: if rows are too few, and how many are needed; if losses are too high for any threshold; if rows have
             weights; or if an estimator was fitted to these rows.
     """
+    optional(check_kind, Standardise, "a Standardise, such as data.target_standardise", targets=targets)
     limit, confidence_or_none = _promise(risk, rate, confidence)
     losses, scores, settled = [], [], None
     for given, observed in _given_rows(posterior, data, targets=targets):
@@ -130,8 +131,8 @@ def checked_cost(cost: Costs | NumberCost) -> Costs | NumberCost:
             raise ValueError("a rule is for one table of costs; got one for each row.")
         if cost.costs.min() < 0 or not cost.bound:
             raise ValueError(
-                f"costs of a rule must be at least 0, and some above it; the smallest is {float(cost.costs.min()):g}, "
-                f"the largest {cost.bound:g}. Add a constant to all."
+                f"costs of a rule must be at least 0, and some above it; in {seen(cost.costs)} the smallest is "
+                f"{float(cost.costs.min()):g}, the largest {cost.bound:g}. Add a constant to all."
             )
     elif cost.bound == math.inf:
         raise ValueError(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.calls import explained
-from torchbayes.checks import check_kind, check_numbers, optional, seen
+from torchbayes.checks import check_kind, check_numbers, check_object, optional, seen
 from torchbayes.data.base import Standardise
 from torchbayes.decisions.costs import ABSTAIN, Costs, costs_of
 from torchbayes.decisions.given import Given, given_of, probs_of
@@ -136,6 +136,7 @@ def decide(
     """
     optional(check_numbers, abstain=abstain)
     optional(check_kind, Standardise, "a Standardise, such as data.target_standardise", targets=targets)
+    optional(check_object, ("apply", "threshold"), "what decisions.certify returns", rule=rule)
     given = given_of(prediction, inputs, targets=targets)
     if cost is None:
         cost = getattr(rule, "cost", None)
@@ -158,7 +159,9 @@ def settled_cost(given: Given, cost: Any, *, actions: Any = None, classes: Any =
             f"{{'treat': {{'ill': 1, 'well': 5}}, …}}."
         )
     if isinstance(cost, str):
-        return Costs.errors(given.classes or range(count))
+        return Costs.errors(range(count) if len(given.classes) != count else given.classes).for_classes(
+            given.classes, count
+        )
     table = costs_of(cost, actions, classes).for_classes(given.classes, count)
     rows = given.predictive.outputs_SBK.shape[1]
     if table.costs.ndim == 3 and len(table.costs) != rows:

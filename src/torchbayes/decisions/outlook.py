@@ -1,7 +1,7 @@
 r"""What predictions say of numbers: means, quantiles, probabilities, and means of any function, draw by draw.
 
-Means of functions are sums over nodes of each draw's distribution, at the levels Φ(z) of evenly spaced z, with weights φ(z):
-of smooth functions under normal noise they err by rounding, of functions with kinks by the square of the spacing.
+Means of functions are sums over nodes of each draw's distribution, at the levels Φ(z) of evenly spaced z, with weights
+φ(z): of smooth functions under normal noise they err by rounding, of functions with kinks by the square of the spacing.
 """
 
 from __future__ import annotations

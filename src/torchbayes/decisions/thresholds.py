@@ -2,9 +2,9 @@ r"""Below which score rows are accepted, so that a promise is kept.
 
 The risk of accepted rows, E[loss | score < λ], is not monotone in λ, so that conformal risk control does not apply.
 Thresholds are tested from the strictest on, each at level δ, until one fails ("Learn then test", Angelopoulos et al.
-2021): λ_j is the (k_j + 1)-th smallest score, and the rows below it, which are independent given λ_j, test that the risk is
-above α. The risk must rise through α once as λ does, as it does for any score that ranks losses. The sequence begins where
-enough rows are accepted that a few losses do not end it; these counts depend on no target.
+2021): λ_j is the (k_j + 1)-th smallest score, and the rows below it, which are independent given λ_j, test that the
+risk is above α. The risk must rise through α once as λ does, as it does for any score that ranks losses. The sequence
+begins where enough rows are accepted that a few losses do not end it; these counts depend on no target.
 
 The rate E[loss · (score < λ)] is monotone, and λ is that of conformal risk control (`torchbayes.decisions.bounds`).
 """
@@ -71,8 +71,8 @@ class Scored:
         rows = len(self.scores_N)
         if rows < needed:
             raise ValueError(
-                f"{rows:,} held-out rows are too few to promise {promise}: at least {needed:,} are needed, even without "
-                f"a loss, and more in practice. Hold out more rows, or promise less."
+                f"{rows:,} held-out rows are too few to promise {promise}: at least {needed:,} are needed, even "
+                f"without a loss, and more in practice. Hold out more rows, or promise less."
             )
 
 
