@@ -110,7 +110,7 @@ def test_a_rule_is_certified_saved_and_applied(capsys):
         (["certify", "ill_run", "ill.csv", "--risk", "0.1"], "rows have the inputs of rows of the fit"),
         (["certify", "ill_run", "ill_new.csv", "--risk", "0.1"], "ill_new.csv has no target in every row"),
         (["certify", "ill_run", "ill_held.csv", "--risk", "0.001"], "too few to promise a risk of 0.001"),
-        (["certify", "number_run", "number_held.csv", "--risk", "0.1"], "`cost` of numbers must be"),
+        (["certify", "number_run", "number_held.csv", "--risk", "0.1"], "say by --cost what one is"),
         (
             ["certify", "number_run", "number_held.csv", "--risk", "0.1", "--cost", "squared"],
             "needs costs with a bound",

@@ -28,6 +28,11 @@ def certify(argv: list[str]) -> None:
         raise ValueError(f"{path} is there already. Add --overwrite; a rule of several by the same rows promises less.")
     setup, posterior = load_run(run, trust=chosen["trust"])
     cost = cost_of(chosen)
+    if cost is None and not setup.data.classes:
+        raise ValueError(
+            "numbers have no errors by themselves: say by --cost what one is, such as a file costs.yaml with the line "
+            "`within: {tolerance: 5}`, which counts predictions that are off by more than 5."
+        )
     inputs, targets = labelled(setup, Path(chosen["held_out"]))
     check_held_out(setup.data.train.inputs, inputs)
     if tested := shared(setup.data.test.inputs, inputs):
