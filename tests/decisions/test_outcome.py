@@ -74,6 +74,9 @@ def test_columns_have_names_costs_and_spreads():
     assert list(columns) == ["decision", "expected_cost", "expected_cost_sd"]
     assert columns["decision"].tolist() == ["treat"] * 4
     np.testing.assert_allclose(columns["expected_cost_sd"], [0.8, 0.9, 0.6, 0.98])
+    numbers = tb.Predictive(torch.tensor([[[0.0], [1.0]], [[0.0], [3.0]]]), tb.likelihoods.Gaussian(1.0))
+    columns = decision_columns(tb.decide(numbers, cost="squared", abstain=1.5))
+    assert columns["decision"].tolist() == [0.0, "abstain"]
     several = tb.Predictive(torch.zeros(1, 3, 2), tb.likelihoods.Gaussian(1.0))
     assert list(decision_columns(tb.decide(several, cost="squared"))) == [
         "decision[0]", "decision[1]", "expected_cost[0]", "expected_cost[1]",

@@ -53,8 +53,8 @@ def rule_of(run: Path) -> Abstention | None:
 
 def deciding(run: Path, setup: Setup, cost: Any) -> Callable[[Predictive], Mapping[str, np.ndarray]] | None:
     """Return what gives the columns of decisions of a predictive; None if there are neither costs nor a rule."""
-    from torchbayes.decisions.decide import decide
     from torchbayes.decisions.abstention import FILE
+    from torchbayes.decisions.decide import decide
     from torchbayes.decisions.written import decision_columns
 
     rule = rule_of(run)

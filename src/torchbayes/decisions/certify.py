@@ -73,6 +73,9 @@ def certify(
         scores.append(decisions.expected_cost[kept_B])
     if settled is None or not sum(map(len, losses)):
         raise ValueError("the data are empty: there are no rows to certify on.")
+    if limit >= settled.bound:
+        name = "rate" if risk is None else "risk"
+        raise ValueError(f"`{name}` must be below the largest loss, {settled.bound:g}; got {limit:g}.")
     return Abstention(torch.cat(losses), torch.cat(scores), limit, confidence_or_none, settled.bound, settled)
 
 

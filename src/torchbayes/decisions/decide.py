@@ -94,7 +94,7 @@ class Decisions:
         if self.actions is not None:
             taken = self.action[~self.abstained]
             for number, name in enumerate(self.actions):
-                facts[str(name)] = int((taken == number).sum()) / len(self.action)
+                facts[str(name)] = int((taken == number).sum()) / self.action.numel()
         return facts
 
 
@@ -141,6 +141,8 @@ def decide(
     if cost is None:
         cost = getattr(rule, "cost", None)
         classes = cost.classes if classes is None and isinstance(cost, Costs) else classes
+    if cost is None:
+        raise TypeError("`cost` must say what decisions cost; got None. 'error' takes the most probable class.")
     settled = settled_cost(given.named(classes), cost, actions=actions, classes=classes)
     decisions = _decisions(given, settled, math.inf if abstain is None else float(abstain))
     return decisions if rule is None else rule.apply(decisions)

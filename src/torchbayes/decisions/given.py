@@ -90,6 +90,11 @@ def given_of(prediction: Any, inputs: Any = None, *, targets: Standardise | None
         return Given(predictive, classes, by_name=True)
     if hasattr(prediction, "target_units_"):
         return Given(prediction.predictive(inputs), units=prediction.target_units_, by_name=True)
+    if hasattr(prediction, "get_params") and hasattr(prediction, "fit"):
+        raise TypeError(
+            f"`prediction` must be a fitted estimator that has `predict_proba`, or one of torchbayes.sklearn; got "
+            f"{seen(prediction)}."
+        )
     return Given(predict(prediction, inputs), units=targets)
 
 

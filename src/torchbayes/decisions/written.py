@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 
 from torchbayes.checks import check_name, seen
+from torchbayes.decisions.costs import ABSTAIN
 from torchbayes.decisions.decide import Decisions
 from torchbayes.decisions.numbers import NUMBER_COSTS, NumberCost
 
 
 def decision_columns(decisions: Decisions) -> dict[str, np.ndarray]:
     """Return decision, expected cost and its spread over draws, name -> (N,); of several numbers a column for each."""
-    values = {"decision": decisions.labels, "expected_cost": decisions.expected_cost.numpy()}
+    labels = decisions.labels
+    if decisions.actions is None and decisions.abstained.any():
+        labels = np.where(decisions.abstained.numpy(), ABSTAIN, labels.astype(object))
+    values = {"decision": labels, "expected_cost": decisions.expected_cost.numpy()}
     if len(decisions.by_draw) > 1:
         values["expected_cost_sd"] = decisions.spread.numpy()
     if decisions.action.ndim == 1:
