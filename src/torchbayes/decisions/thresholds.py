@@ -92,7 +92,7 @@ def risk_threshold(rows: Scored, limit: float, confidence: float) -> Chosen:
     places_T = np.unique(np.linspace(start, count, _STEPS).round().astype(int))
     mixed_N = torch.randperm(count, generator=generator(Purpose.BETS, 0)).numpy()  # bets need an order by chance
     scores_N, losses_N = rows.scores_N[mixed_N], rows.losses_N[mixed_N]
-    last = None
+    last, accepted_n = None, losses_N
     for place in places_T[rows.below_N[places_T] >= needed].tolist():
         accepted_n = losses_N[scores_N < rows.tops_N[place]]
         if rows.binary:
@@ -102,8 +102,6 @@ def risk_threshold(rows: Scored, limit: float, confidence: float) -> Chosen:
         if p_value > 1 - confidence:
             break
         last = place
-    else:
-        accepted_n = losses_N
     if last is None:
         raise ValueError(
             f"no threshold can be certified: among the {len(accepted_n):,} surest of {count:,} rows the mean loss is "
