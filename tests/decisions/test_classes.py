@@ -50,6 +50,7 @@ def test_costs_are_those_of_enumeration(each: bool, abstain: float | None):
     np.testing.assert_allclose(made.expected_cost, expected["cost"], rtol=1e-12)
     np.testing.assert_allclose(made.by_draw.T, expected["by_draw"], rtol=1e-12)
     np.testing.assert_allclose(made.perfect_information, expected["cost"] - expected["informed"], atol=1e-12)
+    assert made.unlimited_data is not None
     np.testing.assert_allclose(made.unlimited_data, expected["cost"] - expected["settled"], atol=1e-12)
     assert (made.unlimited_data <= made.perfect_information + 1e-12).all()
 

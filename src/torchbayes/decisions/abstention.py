@@ -45,16 +45,16 @@ class Abstention:
     """A rule that hands on rows whose expected cost is not below a threshold, and what it promises of the others.
 
     Attributes:
-        losses_N: what the decisions on the held-out rows cost, from 0 to `bound`, float64.
-        scores_N: their expected costs, or other scores of doubt, float64.
+        losses_N: what the decisions on the held-out rows cost, from 0 to `bound`; kept as a float64 tensor.
+        scores_N: their expected costs, or other scores of doubt; kept as a float64 tensor.
         limit: α, the risk of accepted rows, or β, the rate of accepted losses among all rows.
         confidence: 1 − δ, the probability that the risk is at most α; None where the rate is promised, on average.
         bound: the largest loss.
         cost: the costs by which rows were decided; None for losses of one's own.
     """
 
-    losses_N: Tensor
-    scores_N: Tensor
+    losses_N: Any
+    scores_N: Any
     limit: float
     confidence: float | None = 0.9
     bound: float = 1.0

@@ -26,15 +26,15 @@ class Costs:
     """Costs c(a, k) of action a where class k is true, in any units; a gain is a negative cost.
 
     Attributes:
-        costs: (A, K), or (B, A, K) with a table for each row of the predictions; finite.
+        costs: tensor or array (A, K), or (B, A, K) with a table for each row of the predictions; finite.
         actions: names of the A actions; if empty, those of the classes where there are as many, else numbers from 0.
         classes: names of the K classes; if empty, columns are in the order of the predictions. A square table that is
             not symmetric needs both names, because nothing else says which axis is which.
     """
 
-    costs: Tensor
-    actions: tuple[Any, ...] = ()
-    classes: tuple[Any, ...] = ()
+    costs: Any
+    actions: Sequence[Any] = ()
+    classes: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         costs = as_numbers("costs", self.costs)
