@@ -12,7 +12,7 @@ Abstaining at a fixed cost is one more action (Chow 1970).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,7 +70,7 @@ class Decisions:
     perfect_information: Tensor
     unlimited_data: Tensor | None
     cost: Costs | NumberCost
-    actions: tuple[Any, ...] | None
+    actions: Sequence[Any] | None
 
     @property
     def labels(self) -> np.ndarray:
