@@ -20,6 +20,7 @@ from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
 from torchbayes.continual import Learned, Task, coresets, sequence
+from torchbayes.decisions.decide import decide
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
 from torchbayes.driver import Chains, Event, sample
 from torchbayes.methods.laplace.subnetwork import subnetwork
@@ -154,6 +155,7 @@ __all__ = [
     "as_prior",
     "calibration",
     "coresets",
+    "decide",
     "detection",
     "diagnose",
     "difference",

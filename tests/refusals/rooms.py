@@ -9,6 +9,7 @@ import torch
 import torchbayes as tb
 from tests.adapters.refusals import ADAPTERS
 from tests.conformal.refusals import CONFORMAL
+from tests.decisions.refusals import DECISIONS
 from tests.lora.refusals import LORA
 from tests.methods.adapters.adapted import Adapted
 from tests.refusals import things
@@ -774,6 +775,7 @@ ROOMS = {
     **NETWORKS,
     **CALIBRATION,
     **CONFORMAL,
+    **DECISIONS,
     **ADAPTERS,
     **LORA,
 }

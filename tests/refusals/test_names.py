@@ -28,6 +28,7 @@ ROOMS_OF = {
     "calibration.": tb.calibration,
     "compression.": tb.compression,
     "conformal.": tb.conformal,
+    "decisions.": tb.decisions,
     "data.": data,
     "networks.": networks,
     "report.": report,
@@ -43,6 +44,7 @@ RESULTS |= {
     "conformal.Conformal",
     "conformal.Jackknife",
     "conformal.Threshold",
+    "decisions.Decisions",
     "priors.Scaled",
     "adapters.Answers",
     "adapters.Continuations",
@@ -73,10 +75,11 @@ RESULTS |= {
 }
 RESULTS |= {"lora.Round", "lora.Run", "lora.Score", "lora.Study"}
 PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
-PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore"}
+PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore", "decisions.NumberCost"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 # their own tests damage files
 FILES = {"adapters.read_questions", "load", "load_module", "calibration.load", "compression.load", "conformal.load"}
+FILES |= {"decisions.load"}
 ESTIMATORS = {"sklearn." + name for name in estimators.__all__}  # tests/sklearn: they check what they get in `fit`
 RUNS = {"lora." + name for name in ("acquire", "fit", "load", "predict", "score")}  # tests/lora: they need a base
 PROCESSES = {"adapters.shard"}  # needs a process group, as tests/native/test_sharding.py has it

@@ -23,6 +23,7 @@ from torchbayes.catalogue.imports import is_path
 from torchbayes.catalogue.loading import is_file
 from torchbayes.catalogue.methods import classes
 from torchbayes.catalogue.problem import Problem
+from torchbayes.cli import certify as certifying
 from torchbayes.cli import commands, judge, options
 from torchbayes.cli import compare as comparing
 from torchbayes.cli import lora as adapting
@@ -151,7 +152,7 @@ def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
     def stop(parser: Any, arguments: list[str]) -> Any:
         raise _Seen(then(parser, arguments))
 
-    rooms = (commands, comparing, judge, adapting)
+    rooms = (commands, comparing, judge, certifying, adapting)
     with ExitStack() as stack:
         for room in rooms:
             stack.enter_context(patch.object(room, "parse", stop))

@@ -172,6 +172,7 @@ class Purpose(enum.IntEnum):
     CALIBRATING = 212  # rows of an estimator that calibrate, and are not fitted
     BASELINES = 213  # rows that predictors without a network learn from
     SHUFFLED_COLUMN = 214  # other values of a column, to see how much it matters
+    BETS = 215  # order of held-out rows whose losses are bet on
     # sites
     SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions
