@@ -10,13 +10,16 @@ from string import ascii_uppercase as LETTERS
 import torch
 
 from torchbayes import metrics
+from torchbayes.adapters.questions import Question
 from torchbayes.lora.acquire import WAYS, Round, Study
 from torchbayes.lora.methods import METHODS
 from torchbayes.lora.run import Run
 from torchbayes.lora.scores import BASE, Score, interval_table, right_of, table
 from torchbayes.lora.setup import Setup, words
 from torchbayes.report import Picture, Table, figures, write_report
+from torchbayes.report.evaluation import class_rows
 from torchbayes.report.html import save_pictures
+from torchbayes.report.live import Judged, texts
 
 PAGE = "report.html"
 _DOUBTFUL, _LETTERS = 12, 160  # questions of the table, and letters of a text in it
@@ -51,7 +54,11 @@ def _pictures(run: Run, scores: Mapping[str, Score]) -> dict[str, Picture]:
         label: metrics.selective_accuracy(right_of(each.evaluation), each.evaluation.scores.entropy.double())  # type: ignore[union-attr]
         for label, each in fitted.items()
     }
-    drawn = {
+    asked = [f"{each.text}\n{chr(10).join(_choices(each))}" for each in run.setup.asked.questions.test]
+    judged = {label: Judged(each.evaluation) for label, each in fitted.items()}
+    letters = list(LETTERS[: run.setup.asked.encoding.classes])
+    drawn = class_rows(judged, letters, None, texts(asked, "test question"))
+    drawn |= {
         "reliability": Picture(
             "Reliability on the test questions",
             figures.reliability_diagram(bins, counts=len(bins) == 1),
@@ -94,7 +101,7 @@ def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
     lines = []
     for row in rows:
         question, best = run.setup.asked.questions.test[row], int(probs[row].argmax())
-        told = [f"{letter}) {text}" for letter, text in zip(LETTERS, question.choices, strict=False)]
+        told = _choices(question)
         right = int(labels[row])
         numbers = (float(probs[row, best]), float(probs[row, right]))
         spread = (float(known.entropy[row]), float(known.mutual_information[row]))
@@ -108,6 +115,10 @@ def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
         formats={heads[2]: ".1%", heads[4]: ".1%"},
         title="Which questions are uncertain",
     )
+
+
+def _choices(question: Question) -> list[str]:
+    return [f"{letter}) {text}" for letter, text in zip(LETTERS, question.choices, strict=False)]
 
 
 def _short(text: str) -> str:

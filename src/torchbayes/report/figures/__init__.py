@@ -24,6 +24,7 @@ from torchbayes.report.figures.regression import (
     predicted_observed,
     residuals,
 )
+from torchbayes.report.figures.rows import row_scatter
 from torchbayes.report.style import Better
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "reliability_diagram",
     "residuals",
     "rhat_histogram",
+    "row_scatter",
     "severity_curves",
     "severity_panels",
     "spectrum_density",
