@@ -12,9 +12,8 @@ from typing import Any, cast
 import torchbayes as tb
 from torchbayes.catalogue.problem import Setup
 from torchbayes.checks import as_file
-from torchbayes.cli.options import add_draws, add_run, new_parser, parse, run_of
-from torchbayes.cli.terminal import print_table, say
-from torchbayes.native.process import short_path
+from torchbayes.cli.options import add_draws, add_open, add_run, new_parser, parse, run_of
+from torchbayes.cli.terminal import point_to, print_table, say
 from torchbayes.posteriors.locks import folder_in
 from torchbayes.predictive.linearised import preferred
 
@@ -144,6 +143,7 @@ def report(argv: list[str]) -> None:
     add_run(parser)
     parser.add_argument("--directory", type=str | None, default=None, help="where the page goes; RUN/report")
     add_draws(parser)
+    add_open(parser)
     chosen = parse(parser, argv)
     run = run_of(chosen, "what to report on")
     home = Path(chosen["directory"] or folder_in(run, "report"))
@@ -154,7 +154,7 @@ def report(argv: list[str]) -> None:
         fitted = evaluated(run, setup, posterior, draws=chosen["draws"], seed=chosen["seed"])
         page = write_fit(home, fitted)
     print_table(metric_table(fitted))
-    print(f"Report: {short_path(page)}")
+    point_to(page, opened=chosen["open"])
 
 
 def _output_of(run: Path, named: str | None, *, overwrite: bool) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,11 +55,13 @@ class Content(NamedTuple):
     row: str = "test row"
 
 
-def content_of(data: Data, table: TablePredictor | None, *, first: Iterable[str] = ()) -> Content:
+def content_of(data: Data, table: TablePredictor | None, *, first: Collection[str] = ()) -> Content:
     """Return what test rows hold: the cells of a table, those of the columns named `first` before others, or images."""
     if table is not None:
-        names = [name for name in dict.fromkeys([*first, *table.rows.names]) if name != data.target_name][:CELLS]
-        return Content(lambda rows: _cells(table, names, rows))
+        names = [name for name in dict.fromkeys([*first, *table.rows.names]) if name != data.target_name]
+        order = "columns that matter most" if first else "first columns"
+        title = f"The {CELLS} {order}" if len(names) > CELLS else "Columns"
+        return Content(lambda rows: {**_cells(table, names[:CELLS], rows), "title": title})
     if data.is_image:
         shape = _reduced(data.input_shape)
         return Content(lambda rows: _sprite(data, shape, rows), max(PIXELS // math.prod(shape), 1), "test image")
@@ -160,10 +162,10 @@ def number_rows(methods: Mapping[str, Judged], data: Data, inputs: Tensor, conte
     if len(known) < len(methods):
         return None
     measures = {name: (words.format(data.target_label), False) for name, words in _OF_NUMBERS.items()}
+    spread = [{"x": "sd", "y": "error", "level": True}, {"x": "predicted", "y": "sd"}]
     views = [
         {"x": "observed", "y": "predicted", "level": True, "span": True},
-        {"x": "sd", "y": "error", "level": True},
-        {"x": "predicted", "y": "sd"},
+        *(spread if _have_sd(known.values()) else []),
     ]
     rows, others = _chosen(known, "sd", methods, most=min(content.most, _room(methods, 1)))
     units, entries = (data.target_standardise or Standardise.identity()).to(torch.float64), {}
@@ -185,6 +187,11 @@ def number_columns(numbers: Numbers | None, data: Data) -> dict[str, Tensor] | N
     inside = (raw["low"] <= raw["observed"]) & (raw["observed"] <= raw["high"])
     sd = numbers.scale.double().flatten() * float(units.scale)
     return raw | {"sd": sd, "error": (raw["observed"] - raw["predicted"]).abs(), "marked": 1 - inside.long()}
+
+
+def _have_sd(columns: Iterable[Mapping[str, Tensor]]) -> bool:
+    """Return whether standard deviations exist, of all methods."""
+    return all(bool(each["sd"].isfinite().all()) for each in columns)
 
 
 def disagree(methods: Iterable[Judged]) -> bool:
@@ -280,7 +287,7 @@ def _drawn(
 
 
 def _plain(values: Tensor) -> Any:
-    """Return numbers as JSON has them, six digits each; None for what is not finite."""
+    """Return numbers as JSON has them, seven digits each; None for what is not finite."""
     if values.ndim > 1:
         return [_plain(row) for row in values]
     return [_number(value) for value in values.tolist()]
@@ -289,7 +296,7 @@ def _plain(values: Tensor) -> Any:
 def _number(value: float) -> float | int | None:
     if not math.isfinite(value):
         return None
-    short = float(f"{value:.6g}")
+    short = float(f"{value:.7g}")
     return int(short) if short.is_integer() else short
 
 
@@ -301,8 +308,7 @@ def _cells(table: TablePredictor, names: list[str], rows: Tensor) -> Live:
     """Return the cells of rows of a table."""
     columns = [table.rows.columns[name][rows.numpy()] for name in names]
     cells = [[_cell(v, absent=a) for v, a in zip(held.tolist(), missing(held), strict=True)] for held in columns]
-    title = f"The {CELLS} columns that matter most" if len(names) == CELLS else "Columns"
-    return {"cells": list(map(list, zip(*cells, strict=True))), "names": names, "title": title}
+    return {"cells": list(map(list, zip(*cells, strict=True))), "names": names}
 
 
 def _cell(value: Any, *, absent: bool) -> str:

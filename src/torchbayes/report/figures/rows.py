@@ -54,7 +54,7 @@ def row_scatter(
     for axes, (name, look) in zip(grid.flat, looks(methods).items(), strict=False):
         columns = {f"{axis} of {name}": values for axis, values in zip((x, y, "marks"), methods[name], strict=True)}
         across, up, marked = as_columns(columns)
-        groups = ((marks[0], marked == 0, look.colour, "o"), (marks[1], marked != 0, _MARKED, "x"))
+        groups = ((marks[0], marked == 0, QUIET, "o"), (marks[1], marked != 0, _MARKED, "x"))
         for label, chosen, colour, marker in groups:
             at = np.flatnonzero(chosen)
             at = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), MOST)).astype(int))] if len(at) else at

@@ -171,7 +171,8 @@ const panels = (home, data) => {
 /* Rows: a scatter in which each point opens its row, and what the drawn functions say of it. */
 const PAD = { left: 58, right: 14, top: 10, bottom: 46 };
 const cross = (x, y, r) => `M${x - r},${y - r}l${2 * r},${2 * r}m${-2 * r},0l${2 * r},${-2 * r}`;
-const dotted = (points, r) => points.map(([x, y]) => (r ? cross(x, y, r) : `M${x},${y}h0`)).join("");
+const drawable = ([x, y]) => Number.isFinite(x) && Number.isFinite(y);
+const dotted = (points, r) => points.filter(drawable).map(([x, y]) => (r ? cross(x, y, r) : `M${x},${y}h0`)).join("");
 const facts = (pairs, kind = "") => make("dl", { class: kind }, ...pairs.map(([name, value]) => {
   const both = [make("dt", {}, name), make("dd", {}, value)];
   return kind ? [make("div", {}, ...both)] : both;
@@ -230,8 +231,7 @@ const explorer = (home, data) => {
   const open = (index) => {
     at = index;
     card.replaceChildren(...rowCard(data, method, at));
-    ring.setAttribute("cx", places[at][0]);
-    ring.setAttribute("cy", places[at][1]);
+    if (drawable(places[at])) fill(ring, { cx: places[at][0], cy: places[at][1] }, []);
   };
   const update = () => {
     const [width, height] = [plot.clientWidth || 600, Math.round(Math.min(Math.max(0.75 * (plot.clientWidth || 600), 280), 440))];
@@ -244,8 +244,8 @@ const explorer = (home, data) => {
     const across = scaleOf(all(x), { most: Math.max(3, Math.round(width / 90)) });
     const up = scaleOf([...all(y), ...ends, ...(view.level ? all(x) : [])]);
     const [left, wide, tall] = [PAD.left, width - PAD.left - PAD.right, height - PAD.top - PAD.bottom];
-    const px = (value) => Math.round(10 * (left + wide * across.place(value))) / 10;
-    const py = (value) => Math.round(10 * (PAD.top + tall * (1 - Math.min(Math.max(up.place(value), 0), 1)))) / 10;
+    const px = (value) => (value === null ? NaN : Math.round(10 * (left + wide * across.place(value))) / 10);
+    const py = (value) => (value === null ? NaN : Math.round(10 * (PAD.top + tall * (1 - Math.min(Math.max(up.place(value), 0), 1)))) / 10);
     places = data.rows.map((_, index) => [px(measures[x][index]), py(measures[y][index])]);
     const spots = cloud ? cloud[x].map((value, index) => [px(value), py(cloud[y][index])]) : [];
     const parts = [];
@@ -267,7 +267,7 @@ const explorer = (home, data) => {
     for (const wrong of [0, 1]) {
       const kind = wrong ? " wrong" : "", mine = places.map((_, index) => index).filter((index) => marked[index] === wrong);
       parts.push(draw("path", { class: `dots faint${kind}`, d: dotted(spots.filter((_, index) => cloud.marked[index] === wrong), wrong * 2) }));
-      if (span) parts.push(draw("path", { class: `spans${kind}`, d: mine.map((index) => `M${places[index][0]},${py(span.low[index])}V${py(span.high[index])}`).join("") }));
+      if (span) parts.push(draw("path", { class: `spans${kind}`, d: mine.filter((index) => drawable([py(span.low[index]), py(span.high[index])])).map((index) => `M${places[index][0]},${py(span.low[index])}V${py(span.high[index])}`).join("") }));
       parts.push(draw("path", { class: `dots${kind}`, d: dotted(mine.map((index) => places[index]), wrong * 3) }));
     }
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -278,7 +278,7 @@ const explorer = (home, data) => {
   };
   const nearest = (event, reach) => {
     const box = svg.getBoundingClientRect();
-    const away = places.map(([x, y]) => Math.hypot(x - event.clientX + box.left, y - event.clientY + box.top));
+    const away = places.map((place) => (drawable(place) ? Math.hypot(place[0] - event.clientX + box.left, place[1] - event.clientY + box.top) : Infinity));
     const index = away.indexOf(Math.min(...away));
     return away[index] <= reach ? index : null;
   };
@@ -293,7 +293,7 @@ const explorer = (home, data) => {
     ring.style.strokeWidth = pinned ? "3px" : "";
   });
   svg.addEventListener("keydown", (event) => {
-    const order = places.map((_, index) => index).sort((a, b) => places[a][0] - places[b][0] || places[b][1] - places[a][1]);
+    const order = places.map((_, index) => index).filter((index) => drawable(places[index])).sort((a, b) => places[a][0] - places[b][0] || places[b][1] - places[a][1]);
     const here = order.indexOf(at), last = order.length - 1;
     const to = { ArrowRight: here + 1, ArrowUp: here + 1, ArrowLeft: here - 1, ArrowDown: here - 1, Home: 0, End: last }[event.key];
     if (to === undefined) return;
