@@ -55,7 +55,7 @@ def classified(rows: int, classes: int = 3, draws: int = 7) -> tuple[Functions, 
 
 def test_cards_hold_what_each_drawn_function_says():
     drawn, inputs, judged = classified(5)
-    page = live.class_rows({"SWAG": judged}, NAMES, inputs, live.texts([FOREIGN] * 5, "text"))
+    page = live.class_rows({"SWAG": judged}, NAMES, inputs, live.texts(lambda _: FOREIGN, "text"))
     (method,) = page["methods"]
     probs_SNK = drawn(inputs).double().softmax(-1)
     mean, labels = probs_SNK.mean(0), judged.evaluation.labels
@@ -92,6 +92,12 @@ def test_numbers_are_in_raw_units_and_several_targets_have_no_scatter():
     pair = (inputs, torch.zeros(6, 2))
     judged = live.Judged(tb.evaluate(both, pair), predicted_numbers(both, pair), both)
     assert live.number_rows({"SWAG": judged}, data_of(*pair), inputs, live.Content(lambda _: {})) is None
+
+
+def test_texts_are_shown_as_words():
+    words, ids = ("", "", "?", "the", "film"), torch.tensor([[0, 1, 3, 4, 2]] * 2)
+    content = live.content_of(data_of(ids, torch.zeros(2).long(), ("a", "b"), words=words), None)
+    assert content.of(torch.arange(2)) == {"texts": ["the film ?"] * 2}
 
 
 def size(part: Any) -> int:
@@ -135,7 +141,7 @@ def _pictures() -> list[Picture]:
     _, inputs, judged = classified(40)
     alone = functions(4, 3, tb.likelihoods.Categorical(), draws=1)
     point = live.Judged(tb.evaluate(alone, (inputs, judged.evaluation.labels)), None, alone)
-    texts = live.texts([f"{FOREIGN} {row} {'long ' * 400}" for row in range(40)], "text")
+    texts = live.texts(lambda row: f"{FOREIGN} {row} {'long ' * 400}", "text")
     drawn = class_rows({"SWAG": judged, "MAP": point}, NAMES, inputs, texts)
     one = functions(4, 1, tb.likelihoods.Gaussian(scale=0.5))
     data = data_of(inputs, torch.randn(40, 1, generator=torch.Generator().manual_seed(3)), target_name=HOSTILE)

@@ -54,10 +54,10 @@ def _pictures(run: Run, scores: Mapping[str, Score]) -> dict[str, Picture]:
         label: metrics.selective_accuracy(right_of(each.evaluation), each.evaluation.scores.entropy.double())  # type: ignore[union-attr]
         for label, each in fitted.items()
     }
-    asked = [f"{each.text}\n{chr(10).join(_choices(each))}" for each in run.setup.asked.questions.test]
+    questions = run.setup.asked.questions.test
     judged = {label: Judged(each.evaluation) for label, each in fitted.items()}
     letters = list(LETTERS[: run.setup.asked.encoding.classes])
-    drawn = class_rows(judged, letters, None, texts(asked, "test question"))
+    drawn = class_rows(judged, letters, None, texts(lambda row: _whole(questions[row]), "test question"))
     drawn |= {
         "reliability": Picture(
             "Reliability on the test questions",
@@ -115,6 +115,10 @@ def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
         formats={heads[2]: ".1%", heads[4]: ".1%"},
         title="Which questions are uncertain",
     )
+
+
+def _whole(question: Question) -> str:
+    return "\n".join([question.text, *_choices(question)])
 
 
 def _choices(question: Question) -> list[str]:

@@ -78,6 +78,7 @@ def class_rows(
     drawn = live.class_rows(methods, names, inputs, content)
     if drawn is None:
         return {}
+    columns = {label: live.class_columns(each.evaluation, inputs) for label, each in methods.items()}
     split = live.disagree(methods.values())
     text = (
         "To the right: noise, the mean entropy of the drawn functions, which more data would leave. Upwards: their "
@@ -89,8 +90,9 @@ def class_rows(
     return {
         "rows": Picture(
             "Row by row: noise and disagreement" if split else "Row by row: confidence and truth",
-            _scatter({label: live.class_columns(each.evaluation, inputs) for label, each in methods.items()}, drawn),
+            _scatter(columns, drawn),
             f"{len(next(iter(methods.values())).evaluation.log_prob):,} {content.row}s. {text}",
+            alt=f"A point for each row. {_counted(columns, 'predictions are wrong')}",
             live=drawn,
         )
     }
@@ -101,15 +103,23 @@ def number_rows(methods: Mapping[str, Judged], data: Data, inputs: Tensor, conte
     drawn = live.number_rows(methods, data, inputs, content)
     if drawn is None:
         return {}
+    columns = {label: live.number_columns(each.numbers, data) for label, each in methods.items()}
     return {
         "rows": Picture(
             "Row by row: predicted and observed",
-            _scatter({label: live.number_columns(each.numbers, data) for label, each in methods.items()}, drawn),
+            _scatter(columns, drawn),
             f"{len(inputs):,} {content.row}s, with central 95 % intervals around the predictive means: one in twenty "
             f"should lie outside its own. In {data.target_unit}.",
+            alt=f"A point for each row. {_counted(columns, 'targets lie outside their intervals')}",
             live=drawn,
         )
     }
+
+
+def _counted(columns: Mapping[str, Any], what: str) -> str:
+    """Return sentences on how many rows are marked under each method."""
+    counts = {label: f"{int(each['marked'].sum()):,} of {len(each['marked']):,}" for label, each in columns.items()}
+    return " ".join(f"{label}: {count} {what}." for label, count in counts.items())
 
 
 def _scatter(columns: Mapping[str, Any], drawn: live.Live) -> Any:

@@ -56,7 +56,7 @@ class Content(NamedTuple):
 
 
 def content_of(data: Data, table: TablePredictor | None, *, first: Collection[str] = ()) -> Content:
-    """Return what test rows hold: the cells of a table, those of the columns named `first` before others, or images."""
+    """Return what test rows hold: cells of a table, images, or texts; columns named `first` stand before others."""
     if table is not None:
         names = [name for name in dict.fromkeys([*first, *table.rows.names]) if name != data.target_name]
         order = "columns that matter most" if first else "first columns"
@@ -65,12 +65,16 @@ def content_of(data: Data, table: TablePredictor | None, *, first: Collection[st
     if data.is_image:
         shape = _reduced(data.input_shape)
         return Content(lambda rows: _sprite(data, shape, rows), max(PIXELS // math.prod(shape), 1), "test image")
+    if data.words:
+        return texts(
+            lambda row: " ".join(filter(None, (data.words[token] for token in data.test.inputs[row].tolist())))
+        )
     return Content(lambda _: {})
 
 
-def texts(rows: Sequence[str], row: str) -> Content:
-    """Return rows that are texts; `row` is what one is called."""
-    return Content(lambda chosen: {"texts": [_short(rows[number], LETTERS) for number in chosen.tolist()]}, row=row)
+def texts(text_of: Callable[[int], str], row: str = "test text") -> Content:
+    """Return rows that are texts, each by its number; `row` is what one is called."""
+    return Content(lambda rows: {"texts": [_short(text_of(number), LETTERS) for number in rows.tolist()]}, row=row)
 
 
 _OF_CLASSES = {
@@ -148,6 +152,7 @@ def _class_entry(judged: Judged, truth_R: Tensor, rows: Tensor, *, classes: int,
     drawn = _drawn(judged.functions, inputs, rows, probs_of_draws)
     if drawn is None:
         return entry
+    drawn = drawn.reshape(len(drawn), *probs.shape)  # those of one output have an axis for it
     of_kept = (100 * drawn.gather(2, kept.expand(len(drawn), -1, -1))).round().int()
     return entry | {"draws": of_kept.movedim(0, -1).tolist()}
 

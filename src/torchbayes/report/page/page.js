@@ -204,7 +204,7 @@ const functionsOf = (data, method, index) => {
   const truth = method.measures.observed[index], draws = method.draws ? method.draws[index] : [];
   const scale = scaleOf(known([mean, low, high, truth, ...draws]), { most: 5 });
   return [
-    make("h4", {}, draws.length ? `Means of ${draws.length} drawn functions, 95 % interval of the target, and what was observed (black)` : "Mean, 95 % interval, and what was observed (black)"),
+    make("h4", {}, draws.length ? `Means of ${draws.length} drawn functions, 95 % interval of the target, and what was observed (upright bar)` : "Mean, 95 % interval, and what was observed (upright bar)"),
     track(scale.place, { span: [low, high], dot: mean, draws, truth }), scaleLine(scale),
   ];
 };
@@ -221,7 +221,7 @@ const rowCard = (data, method, index) => {
   return parts;
 };
 const explorer = (home, data) => {
-  const first = Math.max(data.methods.findIndex((each) => each.draws), 0);
+  const first = Math.max(data.methods.findIndex((each) => each.draws || each.measures.disagreement?.some((value) => value > 0)), 0);
   let [method, view, at, pinned, places] = [data.methods[first], data.views[0], data.open, false, []];
   if (data.content.sprite) data.content.sprite.image = Object.assign(new Image(), { src: data.content.sprite.source });
   const svg = draw("svg", { tabindex: 0, role: "application", "aria-roledescription": "scatter of rows" });
