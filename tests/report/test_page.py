@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import torchbayes as tb
-from tests.report.helpers import rng
+from tests.report.helpers import drawn, labels, line, rng
 from torchbayes.assess.intervals import predicted_numbers
 from torchbayes.data import Data, Pair
 from torchbayes.data.base import Standardise
@@ -54,10 +54,10 @@ def classified(rows: int, classes: int = 3, draws: int = 7) -> tuple[Functions, 
 
 
 def test_cards_hold_what_each_drawn_function_says():
-    drawn, inputs, judged = classified(5)
-    page = live.class_rows({"SWAG": judged}, NAMES, inputs, live.texts(lambda _: FOREIGN, "text"))
+    swag, inputs, judged = classified(5)
+    page = live.class_rows({"SWAG": judged}, NAMES, inputs, content=live.texts(lambda _: FOREIGN, "text"))
     (method,) = page["methods"]
-    probs_SNK = drawn(inputs).double().softmax(-1)
+    probs_SNK = swag(inputs).double().softmax(-1)
     mean, labels = probs_SNK.mean(0), judged.evaluation.labels
     assert page["rows"] == [0, 1, 2, 3, 4]
     assert page["truth"] == labels.tolist()
@@ -81,7 +81,7 @@ def test_numbers_are_in_raw_units_and_several_targets_have_no_scatter():
     units = Standardise(torch.tensor([100.0]), torch.tensor([7.0]))
     data = Data("m", "regression", *[Pair(inputs, torch.zeros(6, 1))] * 2, (), Standardise.identity(), units, "made up")
     judged = live.Judged(tb.evaluate(drawn, tuple(data.test)), predicted_numbers(drawn, tuple(data.test)), drawn)
-    page = live.number_rows({"SWAG": judged}, data, inputs, live.Content(lambda _: {}))
+    page = live.number_rows({"SWAG": judged}, data, inputs, content=live.Content(lambda _: {}))
     (method,) = page["methods"]
     means_SN = 100 + 7 * drawn(inputs).squeeze(-1).double()
     np.testing.assert_allclose(method["draws"], means_SN.T, rtol=1e-5)
@@ -91,7 +91,7 @@ def test_numbers_are_in_raw_units_and_several_targets_have_no_scatter():
     both = functions(2, 2, tb.likelihoods.Gaussian(scale=0.5))
     pair = (inputs, torch.zeros(6, 2))
     judged = live.Judged(tb.evaluate(both, pair), predicted_numbers(both, pair), both)
-    assert live.number_rows({"SWAG": judged}, data_of(*pair), inputs, live.Content(lambda _: {})) is None
+    assert live.number_rows({"SWAG": judged}, data_of(*pair), inputs, content=live.Content(lambda _: {})) is None
 
 
 def test_texts_are_shown_as_words():
@@ -107,7 +107,9 @@ def size(part: Any) -> int:
 @pytest.mark.parametrize(("rows", "classes"), [(1, 3), (100_000, 2), (310, 1000)])
 def test_many_rows_and_classes_take_little_of_a_page(rows, classes):
     _, inputs, judged = classified(rows, classes, draws=35 if rows < 10 else 2)
-    page = live.class_rows({"SWAG": judged}, [f"class {k}" for k in range(classes)], inputs, live.Content(lambda _: {}))
+    page = live.class_rows(
+        {"SWAG": judged}, [f"class {k}" for k in range(classes)], inputs, content=live.Content(lambda _: {})
+    )
     assert size(page) < MEBI / 2
     assert len(page["rows"]) == min(rows, live.ROWS)
     assert len(page["methods"][0]["cloud"]["true"]) <= live.CLOUD if rows > live.ROWS else page["note"] == ""
@@ -137,17 +139,31 @@ def test_images_take_little_of_a_page_and_are_those_of_their_rows():
             np.testing.assert_allclose(shown, picture, atol=0.003)
 
 
+@pytest.mark.parametrize("rows", [1, 7, 9000])
+def test_a_scatter_draws_the_rows_it_is_given(rows):
+    x, y, marks = np.arange(rows), np.arange(rows) ** 2, np.arange(rows) % 3 == 0
+    figure = figures.row_scatter({"SWAG": (x, y, marks)}, x="noise", y="error", marks=("in", "out"), level=True)
+    (axes,) = drawn(figure)
+    *groups, level = (line(axes, index) for index in range(len(axes.lines)))
+    for group, chosen in zip(groups, [~marks, marks][-len(groups) :], strict=True):
+        assert len(group[0]) == min(2000, int(chosen.sum()))
+        assert set(group[0]) <= set(x[chosen])
+        np.testing.assert_array_equal(group[1], group[0] ** 2)
+    np.testing.assert_array_equal(level, [[0, rows - 1]] * 2)
+    assert labels(figure) == ["in", "out"][-len(groups) :]
+
+
 def _pictures() -> list[Picture]:
     _, inputs, judged = classified(40)
     alone = functions(4, 3, tb.likelihoods.Categorical(), draws=1)
     point = live.Judged(tb.evaluate(alone, (inputs, judged.evaluation.labels)), None, alone)
     texts = live.texts(lambda row: f"{FOREIGN} {row} {'long ' * 400}", "text")
-    drawn = class_rows({"SWAG": judged, "MAP": point}, NAMES, inputs, texts)
+    drawn = class_rows({"SWAG": judged, "MAP": point}, NAMES, inputs, content=texts)
     one = functions(4, 1, tb.likelihoods.Gaussian(scale=0.5))
     data = data_of(inputs, torch.randn(40, 1, generator=torch.Generator().manual_seed(3)), target_name=HOSTILE)
     numbers = predicted_numbers(one, tuple(data.test))
     judged = live.Judged(tb.evaluate(one, tuple(data.test)), numbers, one)
-    drawn |= {"n": number_rows({"SWAG": judged}, data, inputs, live.Content(lambda _: {}))["rows"]}
+    drawn |= {"n": number_rows({"SWAG": judged}, data, inputs, content=live.Content(lambda _: {}))["rows"]}
     dots = [
         figures.Dots("test set", "NLL", {"SWAG": (0.5, 0.4, 0.6), "MAP": (0.25, 0.2, float("nan"))}, best=["MAP"]),
         figures.Dots("test set", "accuracy", {"SWAG": (0.9, 0.8, 1.0), "MAP": (float("nan"),) * 3}, "high"),
@@ -206,6 +222,8 @@ def check_outline(text: str) -> None:
     assert all(each.get("aria-label") for each in outline.named("canvas", "svg"))
     assert all(each.get("aria-label") for _, each in outline.tags if each.get("tabindex") == "0")
     assert outline.labelled
+    regions = Counter(each["aria-label"] for _, each in outline.tags if each.get("role") == "region")
+    assert set(regions.values()) == {1}
     ids = Counter(each["id"] for _, each in outline.tags if "id" in each)
     assert set(ids.values()) <= {1}
 

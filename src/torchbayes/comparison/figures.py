@@ -96,12 +96,12 @@ def _rows_of(data: Data, named: Mapping[str, Outcome]) -> dict[str, Picture]:
     content = content_of(data, table if table is not None and len(table.rows) == len(inputs) else None)
     if first.clean.probs is not None:
         judged = {label: Judged(o.clean, None, o.functions) for label, o in named.items()}
-        return class_rows(judged, class_names(data, first.clean.probs), inputs, content)
+        return class_rows(judged, class_names(data, first.clean.probs), inputs, content=content)
     judged = {
         label: Judged(o.clean, predicted_numbers(o.functions, tuple(data.test)), o.functions)
         for label, o in named.items()
     }
-    return number_rows(judged, data, inputs, content)
+    return number_rows(judged, data, inputs, content=content)
 
 
 def glance(

@@ -54,11 +54,7 @@ def _pictures(run: Run, scores: Mapping[str, Score]) -> dict[str, Picture]:
         label: metrics.selective_accuracy(right_of(each.evaluation), each.evaluation.scores.entropy.double())  # type: ignore[union-attr]
         for label, each in fitted.items()
     }
-    questions = run.setup.asked.questions.test
-    judged = {label: Judged(each.evaluation) for label, each in fitted.items()}
-    letters = list(LETTERS[: run.setup.asked.encoding.classes])
-    drawn = class_rows(judged, letters, None, texts(lambda row: _whole(questions[row]), "test question"))
-    drawn |= {
+    drawn = _question_by_question(run, fitted) | {
         "reliability": Picture(
             "Reliability on the test questions",
             figures.reliability_diagram(bins, counts=len(bins) == 1),
@@ -87,6 +83,13 @@ def _pictures(run: Run, scores: Mapping[str, Score]) -> dict[str, Picture]:
             f"should be to the right.",
         )
     return drawn
+
+
+def _question_by_question(run: Run, fitted: Mapping[str, Score]) -> dict[str, Picture]:
+    asked = run.setup.asked
+    content = texts(lambda row: _whole(asked.questions.test[row]), "test question")
+    judged = {label: Judged(each.evaluation) for label, each in fitted.items()}
+    return class_rows(judged, list(LETTERS[: asked.encoding.classes]), None, content=content)
 
 
 def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:

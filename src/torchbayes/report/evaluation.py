@@ -69,13 +69,13 @@ def classification(label: str, data: Data, evaluation: Evaluation, *, table: Tab
 
 
 def class_rows(
-    methods: Mapping[str, Judged], names: Sequence[str], inputs: Tensor | None, content: Content
+    methods: Mapping[str, Judged], names: Sequence[str], inputs: Tensor | None, *, content: Content
 ) -> dict[str, Picture]:
     """Return the picture of classified rows, by file name; empty where probabilities are not of rows of the inputs.
 
     Arguments are those of `live.class_rows`.
     """
-    drawn = live.class_rows(methods, names, inputs, content)
+    drawn = live.class_rows(methods, names, inputs, content=content)
     if drawn is None:
         return {}
     columns = {label: live.class_columns(each.evaluation, inputs) for label, each in methods.items()}
@@ -98,9 +98,9 @@ def class_rows(
     }
 
 
-def number_rows(methods: Mapping[str, Judged], data: Data, inputs: Tensor, content: Content) -> dict[str, Picture]:
+def number_rows(methods: Mapping[str, Judged], data: Data, inputs: Tensor, *, content: Content) -> dict[str, Picture]:
     """Return the picture of rows of one number, by file name; empty where there are several targets, or no means."""
-    drawn = live.number_rows(methods, data, inputs, content)
+    drawn = live.number_rows(methods, data, inputs, content=content)
     if drawn is None:
         return {}
     columns = {label: live.number_columns(each.numbers, data) for label, each in methods.items()}

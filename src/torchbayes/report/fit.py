@@ -216,11 +216,11 @@ def sections(fitted: Fitted, *, along: bool = True) -> Section:
     content = content_of(data, table if known else None, first=drops)
     if fitted.evaluation.probs is not None:
         tables, drawn, remarks = classification(label, data, fitted.evaluation, table=table)
-        drawn = class_rows(methods, class_names(data, fitted.evaluation.probs), fitted.inputs, content) | drawn
+        drawn = class_rows(methods, class_names(data, fitted.evaluation.probs), fitted.inputs, content=content) | drawn
     elif numbers is not None:
         tables, drawn, remarks = regression(label, data, numbers)
         if "predicted" in drawn:
-            rows = number_rows(methods, data, fitted.inputs, content)
+            rows = number_rows(methods, data, fitted.inputs, content=content)
             drawn["predicted"] = replace(drawn["predicted"], live=rows)
         uncertain = None if table is None else uncertain_table(table, data, numbers)
         tables = tables if uncertain is None else [*tables, uncertain]

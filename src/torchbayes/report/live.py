@@ -95,7 +95,7 @@ _OF_NUMBERS = {
 
 
 def class_rows(
-    methods: Mapping[str, Judged], names: Sequence[str], inputs: Tensor | None, content: Content
+    methods: Mapping[str, Judged], names: Sequence[str], inputs: Tensor | None, *, content: Content
 ) -> Live | None:
     """Return a scatter of rows that are classified.
 
@@ -157,7 +157,7 @@ def _class_entry(judged: Judged, truth_R: Tensor, rows: Tensor, *, classes: int,
     return entry | {"draws": of_kept.movedim(0, -1).tolist()}
 
 
-def number_rows(methods: Mapping[str, Judged], data: Data, inputs: Tensor, content: Content) -> Live | None:
+def number_rows(methods: Mapping[str, Judged], data: Data, inputs: Tensor, *, content: Content) -> Live | None:
     """Return a scatter of rows of one number, in the units of the targets; None if there are several, or no means.
 
     Arguments are those of `class_rows`; `numbers` of each method are needed.

@@ -14,6 +14,7 @@ from torchbayes.report.style import (
     check_pairs,
     check_panels,
     house_style,
+    label_ends,
     legend_above,
     looks,
     note_below,
@@ -57,7 +58,9 @@ def row_scatter(
         groups = ((marks[0], marked == 0, QUIET, "o"), (marks[1], marked != 0, _MARKED, "x"))
         for label, chosen, colour, marker in groups:
             at = np.flatnonzero(chosen)
-            at = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), MOST)).astype(int))] if len(at) else at
+            if not len(at):
+                continue
+            at = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), MOST)).astype(int))]
             drawn = axes.plot(
                 across[at], up[at], marker, color=colour, markersize=3.2 if single else 2.4, alpha=0.7, linewidth=0
             )
@@ -67,6 +70,7 @@ def row_scatter(
             axes.plot(ends, ends, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         if not single:
             panel_title(axes, name, look)
+    label_ends(grid, len(methods))
     legend_above(figure, handles)
     note_below(figure, x)
     figure.supylabel(y)
