@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from html import escape, unescape
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -31,7 +32,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HOSTILE = "</script><b>&amp; \"'é"
 FOREIGN = f"{HOSTILE}\u2028漢🙂"  # in texts, which no figure draws
 NAMES = ["one", HOSTILE, "three"]
-MEBI = 2**20
+MEBI, NAN = 2**20, float("nan")
 
 
 def functions(inputs: int, outputs: int, likelihood: Any, draws: int = 7) -> Functions:
@@ -55,12 +56,12 @@ def classified(rows: int, classes: int = 3, draws: int = 7) -> tuple[Functions, 
 
 def test_cards_hold_what_each_drawn_function_says():
     swag, inputs, judged = classified(5)
-    page = live.class_rows({"SWAG": judged}, NAMES, inputs, content=live.texts(lambda _: FOREIGN, "text"))
+    page: Any = live.class_rows({"SWAG": judged}, NAMES, inputs, content=live.texts(lambda _: FOREIGN, "text"))
     (method,) = page["methods"]
     probs_SNK = swag(inputs).double().softmax(-1)
-    mean, labels = probs_SNK.mean(0), judged.evaluation.labels
+    mean, truth = probs_SNK.mean(0), torch.as_tensor(judged.evaluation.labels)
     assert page["rows"] == [0, 1, 2, 3, 4]
-    assert page["truth"] == labels.tolist()
+    assert page["truth"] == truth.tolist()
     for row in range(5):
         kept = method["kept"][row]
         assert kept == mean[row].argsort(descending=True).tolist()
@@ -70,8 +71,8 @@ def test_cards_hold_what_each_drawn_function_says():
     noise = -(probs_SNK * probs_SNK.log()).sum(-1).mean(0)
     np.testing.assert_allclose(method["measures"]["noise"], noise, atol=1e-5)
     np.testing.assert_allclose(method["measures"]["disagreement"], entropy - noise, atol=1e-5)
-    np.testing.assert_allclose(method["measures"]["true"], mean[range(5), labels], atol=1e-6)
-    assert method["marked"] == (mean.argmax(-1) != labels).int().tolist()
+    np.testing.assert_allclose(method["measures"]["true"], mean[range(5), truth], atol=1e-6)
+    assert method["marked"] == (mean.argmax(-1) != truth).int().tolist()
     assert page["open"] == int(entropy.argmax())
 
 
@@ -79,9 +80,9 @@ def test_numbers_are_in_raw_units_and_several_targets_have_no_scatter():
     drawn = functions(2, 1, tb.likelihoods.Gaussian(scale=0.5))
     inputs = torch.randn(6, 2, generator=torch.Generator().manual_seed(2))
     units = Standardise(torch.tensor([100.0]), torch.tensor([7.0]))
-    data = Data("m", "regression", *[Pair(inputs, torch.zeros(6, 1))] * 2, (), Standardise.identity(), units, "made up")
+    data = replace(data_of(inputs, torch.zeros(6, 1)), target_standardise=units)
     judged = live.Judged(tb.evaluate(drawn, tuple(data.test)), predicted_numbers(drawn, tuple(data.test)), drawn)
-    page = live.number_rows({"SWAG": judged}, data, inputs, content=live.Content(lambda _: {}))
+    page: Any = live.number_rows({"SWAG": judged}, data, inputs, content=live.Content(lambda _: {}))
     (method,) = page["methods"]
     means_SN = 100 + 7 * drawn(inputs).squeeze(-1).double()
     np.testing.assert_allclose(method["draws"], means_SN.T, rtol=1e-5)
@@ -107,7 +108,7 @@ def size(part: Any) -> int:
 @pytest.mark.parametrize(("rows", "classes"), [(1, 3), (100_000, 2), (310, 1000)])
 def test_many_rows_and_classes_take_little_of_a_page(rows, classes):
     _, inputs, judged = classified(rows, classes, draws=35 if rows < 10 else 2)
-    page = live.class_rows(
+    page: Any = live.class_rows(
         {"SWAG": judged}, [f"class {k}" for k in range(classes)], inputs, content=live.Content(lambda _: {})
     )
     assert size(page) < MEBI / 2
@@ -165,8 +166,8 @@ def _pictures() -> list[Picture]:
     judged = live.Judged(tb.evaluate(one, tuple(data.test)), numbers, one)
     drawn |= {"n": number_rows({"SWAG": judged}, data, inputs, content=live.Content(lambda _: {}))["rows"]}
     dots = [
-        figures.Dots("test set", "NLL", {"SWAG": (0.5, 0.4, 0.6), "MAP": (0.25, 0.2, float("nan"))}, best=["MAP"]),
-        figures.Dots("test set", "accuracy", {"SWAG": (0.9, 0.8, 1.0), "MAP": (float("nan"),) * 3}, "high"),
+        figures.Dots("test set", "NLL", {"SWAG": (0.5, 0.4, 0.6), "MAP": (0.25, 0.2, NAN)}, best=["MAP"]),
+        figures.Dots("test set", "accuracy", {"SWAG": (0.9, 0.8, 1.0), "MAP": (NAN, NAN, NAN)}, "high"),
     ]
     glance = Picture("Glance", figures.ranked_dots(dots), "Dots.", live=live.panels(dots[:1], dots[1:]))
     return [glance, *drawn.values()]

@@ -1,5 +1,5 @@
 "use strict";
-const SVG = "http://www.w3.org/2000/svg";
+const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").querySelector("svg").namespaceURI;
 const fill = (element, attributes, children) => {
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
