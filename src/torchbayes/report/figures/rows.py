@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.checks import check_text
+from torchbayes.checks import check_flags, check_text, seen
 from torchbayes.report.style import (
     QUIET,
     as_columns,
@@ -47,13 +47,18 @@ def row_scatter(
     check_panels(methods=methods)
     check_pairs(3, methods=methods)
     check_text(x=x, y=y)
+    if not isinstance(marks, tuple | list) or len(marks) != 2 or not all(isinstance(mark, str) for mark in marks):
+        raise TypeError(
+            f"`marks` must be two texts, of rows that are not marked and of others; got {seen(marks)}."
+        )
+    check_flags(level=level)
     single = len(methods) == 1
     figure, grid = panel_grid(
         len(methods), 4, each=(4.6, 3.6) if single else (2.3, 2.2), beside=(0.6, 0.9), sharex=True, sharey=True
     )
     handles: dict[str, Any] = {}
     for axes, (name, look) in zip(grid.flat, looks(methods).items(), strict=False):
-        columns = {f"{axis} of {name}": values for axis, values in zip((x, y, "marks"), methods[name], strict=True)}
+        columns = {f"methods[{name!r}][{place}]": values for place, values in enumerate(methods[name])}
         across, up, marked = as_columns(columns)
         groups = ((marks[0], marked == 0, QUIET, "o"), (marks[1], marked != 0, _MARKED, "x"))
         for label, chosen, colour, marker in groups:
