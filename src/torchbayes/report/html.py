@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torchbayes.checks import check_entries, check_kind, check_object, check_text, optional
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import write_whole
-from torchbayes.report.style import DPI, png
+from torchbayes.report.style import DPI, in_palette, png
 from torchbayes.report.tables import Table
 
 if TYPE_CHECKING:
@@ -187,12 +187,12 @@ def page(
 
 
 def save_pictures(home: Path, drawn: Mapping[str, Picture]) -> list[Picture]:
-    """Write pictures (name without ending -> picture) as PNG files; return them as bytes, to avoid redrawing."""
+    """Write figures (name without ending -> picture) as PNG files; return them as bytes for a page, not to redraw."""
     pictures = []
     for name, picture in drawn.items():
         image = _png(picture)
         write_whole(home / f"{name}.png", image)
-        pictures.append(replace(picture, image=image))
+        pictures.append(replace(picture, image=in_palette(image)))
     return pictures
 
 
@@ -221,6 +221,8 @@ def _png(picture: Picture) -> bytes:
 
 def _figure(picture: Picture) -> dict[str, Any]:
     data = _png(picture)
+    if not isinstance(picture.image, bytes | str | Path):
+        data = in_palette(data)
     # The header of a PNG has its width in pixels. Scaling by it sets the text of all figures in one size.
     width = int.from_bytes(data[16:20], "big") * CSS_PER_INCH // DPI
     return {

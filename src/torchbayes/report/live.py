@@ -32,7 +32,7 @@ from torchbayes.report.style import SHARES, looks
 ROWS, CLOUD = 300, 1500  # rows that can be opened, and others that are drawn
 DRAWS, CLASSES = 30, 4  # functions and classes on a card
 NUMBERS = 200_000  # of drawn functions on a page
-PIXELS, SIDE = 10**6, 72  # numbers of all images on a page, and the longer side of one
+PIXELS, SIDE = 6 * 10**5, 64  # numbers of all images on a page, and the longer side of one
 CELLS, LETTERS = 40, 600  # columns of a table on a card, and letters of a text
 
 Live = dict[str, Any]

@@ -48,9 +48,7 @@ def row_scatter(
     check_pairs(3, methods=methods)
     check_text(x=x, y=y)
     if not isinstance(marks, tuple | list) or len(marks) != 2 or not all(isinstance(mark, str) for mark in marks):
-        raise TypeError(
-            f"`marks` must be two texts, of rows that are not marked and of others; got {seen(marks)}."
-        )
+        raise TypeError(f"`marks` must be two texts, of rows that are not marked and of others; got {seen(marks)}.")
     check_flags(level=level)
     single = len(methods) == 1
     figure, grid = panel_grid(
