@@ -20,12 +20,14 @@ from torchbayes.report import Picture, Table, figures, write_report
 from torchbayes.report.evaluation import class_rows
 from torchbayes.report.html import save_pictures
 from torchbayes.report.live import Judged, texts
+from torchbayes.report.style import one_page
 
 PAGE = "report.html"
 _DOUBTFUL, _LETTERS = 12, 160  # questions of the table, and letters of a text in it
 _LABELS = {"bald": "most informative (BALD)", "random": "at random"}
 
 
+@one_page()
 def write(run: Run, scores: Mapping[str, Score]) -> Path:
     """Write the page into the directory of a run and return its path."""
     if run.directory is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torchbayes.checks import check_entries, check_kind, check_object, check_text, optional
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import write_whole
-from torchbayes.report.style import DPI, in_palette, png
+from torchbayes.report.style import DPI, png
 from torchbayes.report.tables import Table
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 CSS_PER_INCH = 100
+_COLOURS_OF_FIGURES = 8192
 _PACKAGES = ("torchbayes", "torch", "numpy", "scikit-learn", "matplotlib")
 
 
@@ -192,7 +194,7 @@ def save_pictures(home: Path, drawn: Mapping[str, Picture]) -> list[Picture]:
     for name, picture in drawn.items():
         image = _png(picture)
         write_whole(home / f"{name}.png", image)
-        pictures.append(replace(picture, image=in_palette(image)))
+        pictures.append(replace(picture, image=_in_palette(image)))
     return pictures
 
 
@@ -219,10 +221,25 @@ def _png(picture: Picture) -> bytes:
     return data
 
 
+def _in_palette(data: bytes) -> bytes:
+    """Return a PNG of a figure in 256 colours, a third of its size; as it is where it has more than 8,192 of them.
+
+    Lines and letters have few colours and many shades at their edges; photographs have many.
+    """
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    if picture.getcolors(_COLOURS_OF_FIGURES) is None:
+        return data
+    reduced = picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    reduced.save(stream := io.BytesIO(), format="PNG")
+    return min(stream.getvalue(), data, key=len)
+
+
 def _figure(picture: Picture) -> dict[str, Any]:
     data = _png(picture)
     if not isinstance(picture.image, bytes | str | Path):
-        data = in_palette(data)
+        data = _in_palette(data)
     # The header of a PNG has its width in pixels. Scaling by it sets the text of all figures in one size.
     width = int.from_bytes(data[16:20], "big") * CSS_PER_INCH // DPI
     return {
