@@ -206,6 +206,17 @@ PICTURES = {
             "what": NAMED,
         },
     ),
+    "figures.row_scatter": Case(
+        figures.row_scatter,
+        lambda: {"methods": {"HMC": (_GRID, _GRID, _GRID > 0)}, "x": "x", "y": "y", "marks": ("in", "out")},
+        {
+            "methods": (*_METHODS, {"HMC": 3}, {"HMC": (_GRID, _GRID)}, {"HMC": (_GRID, _GRID[:3], _GRID > 0)}),
+            "x": NAMED,
+            "y": NAMED,
+            "marks": (None, 3, "in", ("in",), ("in", 3)),
+            "level": FLAG,
+        },
+    ),
     "figures.coverage_curves": Case(
         figures.coverage_curves,
         lambda: {"methods": {"HMC": (_GRID, _GRID)}, "count": 10},
@@ -369,7 +380,7 @@ PICTURES = {
     "report.Picture": Case(
         report.Picture,
         lambda: {"title": "t", "image": b"\x89PNG", "caption": "c"},
-        {"title": NAMED, "image": (None, 3, NAN, [b""]), "caption": NAMED, "alt": NAMED},
+        {"title": NAMED, "image": (None, 3, NAN, [b""]), "caption": NAMED, "alt": NAMED, "live": (3, "text", [3])},
     ),
     "report.looks": Case(report.looks, lambda: {"methods": ["SWAG"]}, {"methods": (None, 3, [3], "SWAG")}),
     "report.png": Case(report.png, lambda: {"figure": _figure()}, {"figure": OBJECT, "dpi": COUNT}),

@@ -13,9 +13,8 @@ import torchbayes as tb
 from torchbayes.catalogue.problem import Setup
 from torchbayes.checks import as_file
 from torchbayes.cli.decisions import add_cost, cost_of, deciding, rule_of
-from torchbayes.cli.options import add_draws, add_run, new_parser, parse, run_of
-from torchbayes.cli.terminal import print_table, say
-from torchbayes.native.process import short_path
+from torchbayes.cli.options import add_draws, add_open, add_run, new_parser, parse, run_of
+from torchbayes.cli.terminal import point_to, print_table, say
 from torchbayes.posteriors.locks import folder_in
 from torchbayes.predictive.linearised import preferred
 
@@ -147,6 +146,7 @@ def report(argv: list[str]) -> None:
     parser.add_argument("--directory", type=str | None, default=None, help="where the page goes; RUN/report")
     add_cost(parser)
     add_draws(parser)
+    add_open(parser)
     chosen = parse(parser, argv)
     run = run_of(chosen, "what to report on")
     home = Path(chosen["directory"] or folder_in(run, "report"))
@@ -161,7 +161,7 @@ def report(argv: list[str]) -> None:
     print_table(metric_table(fitted))
     for table in () if section is None else section.tables:
         print_table(table)
-    print(f"Report: {short_path(page)}")
+    point_to(page, opened=chosen["open"])
 
 
 def _output_of(run: Path, named: str | None, *, overwrite: bool) -> Path:

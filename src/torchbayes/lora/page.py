@@ -10,13 +10,16 @@ from string import ascii_uppercase as LETTERS
 import torch
 
 from torchbayes import metrics
+from torchbayes.adapters.questions import Question
 from torchbayes.lora.acquire import WAYS, Round, Study
 from torchbayes.lora.methods import METHODS
 from torchbayes.lora.run import Run
 from torchbayes.lora.scores import BASE, Score, interval_table, right_of, table
 from torchbayes.lora.setup import Setup, words
 from torchbayes.report import Picture, Table, figures, write_report
+from torchbayes.report.evaluation import class_rows
 from torchbayes.report.html import save_pictures
+from torchbayes.report.live import Judged, texts
 from torchbayes.report.style import one_page
 
 PAGE = "report.html"
@@ -53,7 +56,7 @@ def _pictures(run: Run, scores: Mapping[str, Score]) -> dict[str, Picture]:
         label: metrics.selective_accuracy(right_of(each.evaluation), each.evaluation.scores.entropy.double())  # type: ignore[union-attr]
         for label, each in fitted.items()
     }
-    drawn = {
+    drawn = _question_by_question(run, fitted) | {
         "reliability": Picture(
             "Reliability on the test questions",
             figures.reliability_diagram(bins, counts=len(bins) == 1),
@@ -84,6 +87,13 @@ def _pictures(run: Run, scores: Mapping[str, Score]) -> dict[str, Picture]:
     return drawn
 
 
+def _question_by_question(run: Run, fitted: Mapping[str, Score]) -> dict[str, Picture]:
+    asked = run.setup.asked
+    content = texts(lambda row: _whole(asked.questions.test[row]), "test question")
+    judged = {label: Judged(each.evaluation) for label, each in fitted.items()}
+    return class_rows(judged, list(LETTERS[: asked.encoding.classes]), None, content=content)
+
+
 def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
     """Return the test questions that the first method of a run whose draws differ is least sure about."""
     drawn = [name for name in run.posteriors if METHODS[name].drawn]
@@ -96,7 +106,7 @@ def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
     lines = []
     for row in rows:
         question, best = run.setup.asked.questions.test[row], int(probs[row].argmax())
-        told = [f"{letter}) {text}" for letter, text in zip(LETTERS, question.choices, strict=False)]
+        told = _choices(question)
         right = int(labels[row])
         numbers = (float(probs[row, best]), float(probs[row, right]))
         spread = (float(known.entropy[row]), float(known.mutual_information[row]))
@@ -110,6 +120,14 @@ def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
         formats={heads[2]: ".1%", heads[4]: ".1%"},
         title="Which questions are uncertain",
     )
+
+
+def _whole(question: Question) -> str:
+    return "\n".join([question.text, *_choices(question)])
+
+
+def _choices(question: Question) -> list[str]:
+    return [f"{letter}) {text}" for letter, text in zip(LETTERS, question.choices, strict=False)]
 
 
 def _short(text: str) -> str:

@@ -44,11 +44,16 @@ def over_classes(distribution: Distribution) -> distributions.Categorical | dist
 
 def class_probs(distribution: Distribution) -> Tensor:
     """Return averaged probabilities over all classes, (B, ..., K), of S distributions; two for Bernoulli."""
+    return probs_of_draws(distribution).mean(0)
+
+
+def probs_of_draws(distribution: Distribution) -> Tensor:
+    """Return probabilities over all classes by each of S distributions, (S, B, ..., K); two for Bernoulli."""
     kind = over_classes(distribution)
-    probs = torch.as_tensor(kind.probs).mean(0)
+    probs = torch.as_tensor(kind.probs)
     if not isinstance(kind, distributions.Bernoulli):
         return probs
-    return torch.stack([torch.as_tensor(-kind.logits).sigmoid().mean(0), probs], dim=-1)
+    return torch.stack([torch.as_tensor(-kind.logits).sigmoid(), probs], dim=-1)
 
 
 def moment(distribution: Distribution, name: Literal["mean", "variance"]) -> Tensor:

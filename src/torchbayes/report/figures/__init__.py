@@ -25,6 +25,7 @@ from torchbayes.report.figures.regression import (
     predicted_observed,
     residuals,
 )
+from torchbayes.report.figures.rows import row_scatter
 from torchbayes.report.style import Better
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "residuals",
     "rhat_histogram",
     "risk_curves",
+    "row_scatter",
     "severity_curves",
     "severity_panels",
     "spectrum_density",
