@@ -79,7 +79,7 @@ def test_numbers_have_costs_in_files_of_settings():
 
 
 def test_a_rule_is_certified_saved_and_applied(capsys):
-    assert main(["certify", "ill_run", "ill_held.csv", "--risk", "0.15"]) == 0
+    assert main(["abstain", "ill_run", "ill_held.csv", "--risk", "0.15"]) == 0
     said = capsys.readouterr().out
     assert (
         "With probability 0.9 over sets of 300 held-out rows, the error rate of accepted rows is at most 0.15." in said
@@ -91,7 +91,7 @@ def test_a_rule_is_certified_saved_and_applied(capsys):
     for row in predictions("ill_run"):
         doubt = 1 - max(float(row["p(ill)"]), float(row["p(well)"]))
         assert row["decision"] == (row["prediction"] if doubt < rule.threshold else "abstain")
-    assert main(["certify", "ill_run", "ill_held.csv", "--risk", "0.2"]) == 2
+    assert main(["abstain", "ill_run", "ill_held.csv", "--risk", "0.2"]) == 2
     assert "is there already. Add --overwrite" in capsys.readouterr().err
     assert main(["report", "ill_run"]) == 0
     said = capsys.readouterr().out
@@ -105,14 +105,14 @@ def test_a_rule_is_certified_saved_and_applied(capsys):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["certify", "ill_run"], "say which run, and on which rows"),
-        (["certify", "ill_run", "ill_held.csv"], "say which is promised"),
-        (["certify", "ill_run", "ill.csv", "--risk", "0.1"], "rows have the inputs of rows of the fit"),
-        (["certify", "ill_run", "ill_new.csv", "--risk", "0.1"], "ill_new.csv has no target in every row"),
-        (["certify", "ill_run", "ill_held.csv", "--risk", "0.001"], "too few to promise a risk of 0.001"),
-        (["certify", "number_run", "number_held.csv", "--risk", "0.1"], "say by --cost what one is"),
+        (["abstain", "ill_run"], "say which run, and on which rows"),
+        (["abstain", "ill_run", "ill_held.csv"], "say which is promised"),
+        (["abstain", "ill_run", "ill.csv", "--risk", "0.1"], "rows have the inputs of rows of the fit"),
+        (["abstain", "ill_run", "ill_new.csv", "--risk", "0.1"], "ill_new.csv has no target in every row"),
+        (["abstain", "ill_run", "ill_held.csv", "--risk", "0.001"], "too few to promise a risk of 0.001"),
+        (["abstain", "number_run", "number_held.csv", "--risk", "0.1"], "say by --cost what one is"),
         (
-            ["certify", "number_run", "number_held.csv", "--risk", "0.1", "--cost", "squared"],
+            ["abstain", "number_run", "number_held.csv", "--risk", "0.1", "--cost", "squared"],
             "needs costs with a bound",
         ),
         (["predict", "ill_run", "ill_new.csv", "--cost", "costs.txt"], "a .csv or a .yaml file"),

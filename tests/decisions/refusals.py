@@ -52,7 +52,7 @@ _CERTIFIED = {"posterior": tb.Predictive.from_probs(_PROBS), "data": _TARGETS, "
 
 
 def _rated(rate: float) -> decisions.Abstention:
-    return decisions.certify(tb.Predictive.from_probs(_PROBS), _TARGETS, rate=rate)
+    return decisions.abstain(tb.Predictive.from_probs(_PROBS), _TARGETS, rate=rate)
 
 
 DECISIONS = {
@@ -76,8 +76,8 @@ DECISIONS = {
             "inputs": ("`inputs`",),
         },
     ),
-    "decisions.certify": Case(
-        decisions.certify,
+    "decisions.abstain": Case(
+        decisions.abstain,
         lambda: _CERTIFIED,
         {
             "posterior": (*OBJECT, tb.Point),
@@ -96,7 +96,7 @@ DECISIONS = {
             "cost": ("cost",),
         },
     ),
-    "decisions.certify.rate": Case(
+    "decisions.abstain.rate": Case(
         _rated, lambda: {"rate": 0.2}, {"rate": (*POSITIVE, 1.0, 1e-3)}, named={"rate": ("rate", "`limit`")}
     ),
     "decisions.Abstention": Case(

@@ -23,7 +23,7 @@ from torchbayes.catalogue.imports import is_path
 from torchbayes.catalogue.loading import is_file
 from torchbayes.catalogue.methods import classes
 from torchbayes.catalogue.problem import Problem
-from torchbayes.cli import certify as certifying
+from torchbayes.cli import abstain as certifying
 from torchbayes.cli import commands, judge, options
 from torchbayes.cli import compare as comparing
 from torchbayes.cli import lora as adapting

@@ -21,7 +21,7 @@ from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
 from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import nearest
-from torchbayes.cli.certify import certify
+from torchbayes.cli.abstain import abstain
 from torchbayes.cli.compare import compare, evidence
 from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.lora import lora
@@ -305,7 +305,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tune": tune,
     "evaluate": evaluate,
     "predict": predict,
-    "certify": certify,
+    "abstain": abstain,
     "evidence": evidence,
     "diagnose": diagnose,
     "report": report,

@@ -1,4 +1,4 @@
-"""Costs and rules of abstention in the shell, for `predict`, `report` and `certify`."""
+"""Costs and rules of abstention in the shell, for `predict`, `report` and `abstain`."""
 
 from __future__ import annotations
 

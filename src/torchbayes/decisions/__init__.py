@@ -1,7 +1,7 @@
 """Decisions: costs of errors in, actions out, and rules of when to hand a row on that keep what they promise."""
 
+from torchbayes.decisions.abstain import abstain
 from torchbayes.decisions.abstention import Abstention, load
-from torchbayes.decisions.certify import certify
 from torchbayes.decisions.costs import Costs
 from torchbayes.decisions.decide import Decisions
 from torchbayes.decisions.numbers import Exceeds, Linear, NumberCost, Squared, Within
@@ -15,6 +15,6 @@ __all__ = [
     "NumberCost",
     "Squared",
     "Within",
-    "certify",
+    "abstain",
     "load",
 ]

@@ -136,7 +136,7 @@ def decide(
     """
     optional(check_numbers, abstain=abstain)
     optional(check_kind, Standardise, "a Standardise, such as data.target_standardise", targets=targets)
-    optional(check_object, ("apply", "threshold"), "what decisions.certify returns", rule=rule)
+    optional(check_object, ("apply", "threshold"), "what decisions.abstain returns", rule=rule)
     given = given_of(prediction, inputs, targets=targets)
     if cost is None:
         cost = getattr(rule, "cost", None)

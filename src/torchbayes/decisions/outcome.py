@@ -60,7 +60,7 @@ def outcome_of(
     """Return what decisions on rows with targets cost.
 
     Args:
-        posterior: as of `certify`, but no estimator.
+        posterior: as of `abstain`, but no estimator.
         data: rows with targets.
         cost: as of `decide`; None for that of the rule.
         rule: an `Abstention`.

@@ -22,7 +22,7 @@ from torchbayes.catalogue.tables import HIDDEN
 from torchbayes.checks import check_flags, check_function, check_kind, optional
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
-from torchbayes.decisions.certify import check_held_out
+from torchbayes.decisions.abstain import check_held_out
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import build, mlp
 from torchbayes.predictive.average import Predictive

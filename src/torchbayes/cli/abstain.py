@@ -1,4 +1,4 @@
-"""The command `certify`."""
+"""The command `abstain`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torchbayes.cli.terminal import say
 from torchbayes.predictive.linearised import preferred
 
 
-def certify(argv: list[str]) -> None:
+def abstain(argv: list[str]) -> None:
     """Certify on held-out rows which new rows to decide on, and save the rule in the run, where `predict` uses it."""
     from torchbayes import decisions
     from torchbayes.catalogue.config import load_run
     from torchbayes.data.own.rows import shared
+    from torchbayes.decisions.abstain import check_held_out
     from torchbayes.decisions.abstention import FILE
-    from torchbayes.decisions.certify import check_held_out
 
     chosen = parse(_parser(), argv)
     if chosen["run"] is None or chosen["held_out"] is None:
-        raise ValueError("say which run, and on which rows: torchbayes certify RUN HELD_OUT, such as held_out.csv.")
+        raise ValueError("say which run, and on which rows: torchbayes abstain RUN HELD_OUT, such as held_out.csv.")
     run = Path(chosen["run"])
     path = run / FILE
     if path.exists() and not chosen["overwrite"]:
@@ -39,7 +39,7 @@ def certify(argv: list[str]) -> None:
         say(f"Rows with the same inputs as a test row: {tested:,}. What a report says of the rule there is too good.")
     with setup.problem.threading():
         functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
-        rule = decisions.certify(
+        rule = decisions.abstain(
             functions,
             (inputs, targets),
             risk=chosen["risk"],
@@ -54,7 +54,7 @@ def certify(argv: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = new_parser(certify)
+    parser = new_parser(abstain)
     add_run(parser)
     parser.add_argument("held_out", nargs="?", default=None, help="a file of rows that nothing has seen, with targets")
     parser.add_argument("--risk", type=float | None, default=None, help="promise this mean loss of accepted rows")

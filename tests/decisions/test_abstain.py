@@ -11,8 +11,8 @@ from sklearn.linear_model import LogisticRegression
 import torchbayes as tb
 from torchbayes import decisions
 from torchbayes.data.base import Standardise
-from torchbayes.decisions import Costs, Exceeds, Linear, Within, certify
-from torchbayes.decisions.certify import check_held_out
+from torchbayes.decisions import Costs, Exceeds, Linear, Within, abstain
+from torchbayes.decisions.abstain import check_held_out
 from torchbayes.sklearn import BayesianClassifier, BayesianRegressor
 
 NAMED = {"wait": {"ill": 30.0, "well": 0.0}, "treat": {"ill": 1.0, "well": 4.0}}
@@ -30,7 +30,7 @@ def classes(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_rule_accepts_the_rows_of_least_expected_cost():
     probs, targets = classes(500)
     predictive = tb.Predictive.from_probs(probs)
-    rule = certify(predictive, targets, risk=0.1)
+    rule = abstain(predictive, targets, risk=0.1)
     wrong = probs.argmax(1) != targets
     torch.testing.assert_close(rule.losses_N, wrong.double())
     torch.testing.assert_close(rule.scores_N, 1 - probs.amax(1))
@@ -46,19 +46,19 @@ def test_a_rule_accepts_the_rows_of_least_expected_cost():
 
 def test_a_rate_is_another_promise_and_says_so():
     probs, targets = classes(500)
-    rule = certify(tb.Predictive.from_probs(probs), targets, rate=0.03)
+    rule = abstain(tb.Predictive.from_probs(probs), targets, rate=0.03)
     assert rule.confidence is None
     assert rule.empirical * 500 + 1 <= 0.03 * 501
     assert "no bound on the error rate of accepted rows alone" in rule.words
     for limit in (None, 0.1):
         with pytest.raises(ValueError, match="say which is promised"):
-            certify(tb.Predictive.from_probs(probs), targets, risk=limit, rate=limit)
+            abstain(tb.Predictive.from_probs(probs), targets, risk=limit, rate=limit)
 
 
 def test_costs_are_promised_in_their_own_units():
     probs, targets = classes(2000)
     predictive = tb.Predictive.from_probs(probs)
-    rule = certify(predictive, targets, risk=1.5, cost=COSTS, classes=NAMES)
+    rule = abstain(predictive, targets, risk=1.5, cost=COSTS, classes=NAMES)
     table = probs @ COSTS.costs.T
     torch.testing.assert_close(rule.scores_N, table.amin(1))
     torch.testing.assert_close(rule.losses_N, COSTS.costs[table.argmin(1), targets])
@@ -79,13 +79,13 @@ def test_rows_that_are_off_by_more_than_a_tolerance_are_errors():
     predictive = tb.Predictive(outputs, tb.likelihoods.HeteroscedasticGaussian())
     targets = predictive.variance.sqrt() * torch.randn(800, 1, generator=source, dtype=torch.float64)
     units = Standardise(torch.tensor([100.0]), torch.tensor([10.0]))
-    rule = certify(predictive, targets, risk=0.1, cost=Within(12.0), targets=units)
+    rule = abstain(predictive, targets, risk=0.1, cost=Within(12.0), targets=units)
     torch.testing.assert_close(rule.losses_N, (targets[:, 0].abs() > 1.2).double())
     made = tb.decide(predictive, rule=rule, targets=units)
     sizes = predictive.variance[:, 0]
     assert sizes[~made.abstained].max() < sizes[made.abstained].min()
     with pytest.raises(ValueError, match="needs costs with a bound"):
-        certify(predictive, targets, risk=0.1, cost=Linear(2.0, 1.0))
+        abstain(predictive, targets, risk=0.1, cost=Linear(2.0, 1.0))
 
 
 def test_rows_that_are_ignored_do_not_count_and_weights_are_refused():
@@ -93,11 +93,11 @@ def test_rows_that_are_ignored_do_not_count_and_weights_are_refused():
     likelihood = tb.likelihoods.Categorical(ignore_index=-1)
     predictive = tb.Predictive(probs.log().unsqueeze(0), likelihood)
     some = torch.where(torch.arange(300) % 3 == 0, -1, targets)
-    rule = certify(predictive, some, risk=0.15)
+    rule = abstain(predictive, some, risk=0.15)
     assert len(rule.losses_N) == 200
     weighted = tb.Predictive(probs.log().unsqueeze(0), tb.likelihoods.Weighted(likelihood))
     with pytest.raises(ValueError, match="must count once each"):
-        certify(weighted, (targets, torch.full((300,), 2.0)), risk=0.1)
+        abstain(weighted, (targets, torch.full((300,), 2.0)), risk=0.1)
 
 
 def test_batches_of_a_posterior_are_rows_of_one_rule():
@@ -105,8 +105,8 @@ def test_batches_of_a_posterior_are_rows_of_one_rule():
     posterior = tb.Point(model, torch.randn(2, model.layout.size, generator=torch.Generator().manual_seed(0)))
     inputs = torch.randn(400, 2, generator=torch.Generator().manual_seed(1))
     targets = tb.predict(posterior, inputs).probs.argmax(1)
-    whole = certify(posterior, (inputs, targets), risk=0.1)
-    parts = certify(posterior, [(inputs[:150], targets[:150]), (inputs[150:], targets[150:])], risk=0.1)
+    whole = abstain(posterior, (inputs, targets), risk=0.1)
+    parts = abstain(posterior, [(inputs[:150], targets[:150]), (inputs[150:], targets[150:])], risk=0.1)
     torch.testing.assert_close(whole.scores_N, parts.scores_N)
     assert whole.threshold == parts.threshold == float("inf")
     assert whole.coverage == 1.0
@@ -117,12 +117,12 @@ def test_a_rule_is_the_same_after_a_file(tmp_path, cost):
     probs, targets = classes(400)
     if isinstance(cost, Exceeds):
         numbers = tb.Predictive(torch.randn(2, 400, 1, generator=torch.Generator().manual_seed(0)), GAUSSIAN)
-        rule = certify(numbers, torch.zeros(400, 1), rate=0.3, cost=cost)
+        rule = abstain(numbers, torch.zeros(400, 1), rate=0.3, cost=cost)
     elif cost is None:
         rule = decisions.Abstention(targets.double() * 0, probs[:, 0], 0.1)
     else:
         risk = 0.15 if cost == "error" else 4.0
-        rule = certify(tb.Predictive.from_probs(probs), targets, risk=risk, cost=cost, classes=NAMES)
+        rule = abstain(tb.Predictive.from_probs(probs), targets, risk=risk, cost=cost, classes=NAMES)
     read = decisions.load(rule.save(tmp_path / "rule.safetensors"))
     for name in ("threshold", "accepted", "limit", "confidence", "bound", "words"):
         assert getattr(read, name) == getattr(rule, name)
@@ -137,7 +137,7 @@ GAUSSIAN = tb.likelihoods.Gaussian(1.0)
 
 def test_damaged_and_foreign_files_are_refused(tmp_path):
     probs, targets = classes(400)
-    path = certify(tb.Predictive.from_probs(probs), targets, risk=0.15).save(tmp_path / "rule.safetensors")
+    path = abstain(tb.Predictive.from_probs(probs), targets, risk=0.15).save(tmp_path / "rule.safetensors")
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     (tmp_path / "damaged.safetensors").write_bytes(content)
@@ -159,19 +159,19 @@ def test_estimators_of_scikit_learn_decide_by_names_of_their_classes():
     assert made.labels.tolist() == [("wait", "treat")[a] for a in table.argmin(1)]
     assert made.by_draw.shape == (3, 300)
     assert (made.spread > 0).any()
-    rule = certify(estimator, (X[300:600], names[300:600]), risk=0.2)
+    rule = abstain(estimator, (X[300:600], names[300:600]), risk=0.2)
     plain = LogisticRegression().fit(X[:300], names[:300])
-    other = certify(plain, (X[300:600], names[300:600]), risk=0.2)
+    other = abstain(plain, (X[300:600], names[300:600]), risk=0.2)
     for each in (rule, other):
         assert isinstance(each.cost, Costs)
         assert each.cost.classes == ("ill", "well")
     with pytest.raises(ValueError, match="300 of 300 rows have the inputs of rows of the fit"):
-        certify(estimator, (X[:300], names[:300]), risk=0.2)
+        abstain(estimator, (X[:300], names[:300]), risk=0.2)
     with pytest.raises(ValueError, match="8 of 308 rows have the inputs of rows of the fit"):
-        certify(estimator, (X[292:600], names[292:600]), risk=0.2)
-    certify(estimator, (X[299:600], names[299:600]), risk=0.2)  # one may be chance
+        abstain(estimator, (X[292:600], names[292:600]), risk=0.2)
+    abstain(estimator, (X[299:600], names[299:600]), risk=0.2)  # one may be chance
     with pytest.raises(ValueError, match="row 0 is 'sick'"):
-        certify(estimator, (X[300:600], ["sick"] * 300), risk=0.2)
+        abstain(estimator, (X[300:600], ["sick"] * 300), risk=0.2)
 
 
 NORMAL = torch.randn(292, 2, generator=torch.Generator().manual_seed(2))
@@ -192,5 +192,5 @@ def test_regressors_of_scikit_learn_decide_in_the_units_of_their_targets():
     np.testing.assert_allclose(made.action, estimator.predict_quantile(X[300:], 0.75), rtol=1e-5)
     np.testing.assert_allclose(tb.decide(estimator, X[300:], cost="squared").action, estimator.predict(X[300:]))
     wide = float(np.abs(y[300:] - np.median(y)).max())
-    rule = certify(estimator, (X[300:], y[300:]), risk=0.2, cost=Within(wide))
+    rule = abstain(estimator, (X[300:], y[300:]), risk=0.2, cost=Within(wide))
     assert rule.coverage == 1.0

@@ -1,4 +1,4 @@
-"""certify: a rule of abstention for the decisions of a posterior, by rows that were held out."""
+"""abstain: a rule of abstention for the decisions of a posterior, by rows that were held out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchbayes.decisions.numbers import NumberCost
 
 
 @explained()
-def certify(
+def abstain(
     posterior: Any,
     data: Any,
     *,
