@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -43,7 +44,8 @@ def card(record: Record) -> str:
         f'<article class="finding" id="{name}" data-topic="{TOPICS[NAMES[name]]}" data-verdict="{record.verdict}">'
         f'<h3><a href="{page}">{title(name)}</a></h3>{_badge(record)}<p>{escape(get(name).claim)}</p>'
         f"{picture(record, ON_CARD)}{rest}"
-        f'<p class="quiet">{escape(_circumstances(record))}</p><pre><code>{escape(record.command)}</code></pre></article>\n'
+        f'<p class="quiet">{escape(_circumstances(record))}</p><pre><code>{escape(record.command)}</code></pre>'
+        "</article>\n"
     )
 
 
@@ -86,23 +88,30 @@ def _circumstances(record: Record) -> str:
         return f"{seeds}; {spent}. Numbers of an earlier version" + (f", {record.date}." if record.date else ".")
     minutes = sum(record.seconds) / 60
     took = f"{minutes:.0f} minutes" if minutes >= 2 else f"{sum(record.seconds):.0f} seconds"
-    return f"{seeds}; {took} in all on one busy core; {record.date}."
+    return f"{seeds}; {took} in all, beside other work; {record.date}."
 
 
 def picture(record: Record, most: int | None = None) -> str:
-    """Return measured numbers beside published ones as a table whose middle column is drawn; empty without numbers."""
+    """Return measured numbers beside published ones as a table whose middle column is drawn; empty without numbers.
+
+    Args:
+        record: the numbers.
+        most: at most so many lines, whose errors are drawn and not written; all if None.
+    """
     lines = record.lines[:most]
     if not lines:
         return ""
     low, high = _range(lines)
     other = any(line.published is not None for line in lines)
-    rows = "".join(_row(line, low, high, other=other) for line in lines)
+    columns = [column([(line.value, line.error) for line in lines], errors=most is None)]
+    columns += [column([(line.published, line.published_error) for line in lines], errors=most is None)] * other
+    rows = "".join(_row(line, low, high, cells) for line, *cells in zip(lines, *columns, strict=True))
     key = "<i class=m></i> measured" + (", with two standard errors" if any(line.error for line in lines) else "")
     key += f" <i class=p></i> {escape(record.published)}" if other else ""
     heads = '<th scope="col">measured</th>' + ('<th scope="col">published</th>' if other else "")
     return (
-        f'<table class="dots"><caption>{escape(record.label)}</caption><thead><tr><th></th><th></th>{heads}</tr></thead>'
-        f'<tbody>{rows}</tbody></table><p class="quiet key" aria-hidden="true">{key}</p>'
+        f'<table class="dots"><caption>{escape(record.label)}</caption><thead><tr><td></td><td></td>{heads}</tr>'
+        f'</thead><tbody>{rows}</tbody></table><p class="quiet key" aria-hidden="true">{key}</p>'
     )
 
 
@@ -118,25 +127,31 @@ def _numbers(line: Line) -> Iterator[tuple[float, float]]:
         yield line.published, line.published_error or 0.0
 
 
-def _row(line: Line, low: float, high: float, *, other: bool) -> str:
+def _row(line: Line, low: float, high: float, shown: Sequence[str]) -> str:
     marks = ""
     for kind, (value, error) in reversed([*zip("mp", _numbers(line), strict=False)]):
         left, half = 100 * (value - low) / (high - low), 100 * error / (high - low)
         marks += f'<i class="{kind} bar" style="left:{left - 2 * half:.1f}%;width:{4 * half:.1f}%"></i>' * bool(error)
         marks += f'<i class="{kind}" style="left:{left:.1f}%"></i>'
-    shown = [_text(line.value, line.error), _text(line.published, line.published_error)][: 1 + other]
     cells = "".join(f"<td>{text}</td>" for text in shown)
     return f'<tr><th scope="row">{escape(line.name)}</th><td class="strip" aria-hidden="true">{marks}</td>{cells}</tr>'
 
 
-def _text(value: float | None, error: float | None) -> str:
-    if value is None:
-        return ""
-    digits = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    if error:
-        places = max(0, 1 - int(f"{error:e}".split("e")[1]) - (1 if f"{error:.1e}"[0] != "1" else 0))
-        digits = f"{value:,.{places}f} ± {error:,.{places}f}"
-    return digits.replace("-", "−")
+def column(numbers: Sequence[tuple[float | None, float | None]], *, errors: bool = True) -> list[str]:
+    """Return numbers as text, all to the decimals that the largest error bears, and with their errors if so asked."""
+    largest = max((error for _, error in numbers if error), default=None)
+    if largest is None:
+        texts = [f"{value:.3g}" for value, _ in numbers if value is not None and abs(value) < 1000]
+        places = max((len(text.partition(".")[2]) for text in texts if "e" not in text), default=0)
+    else:
+        places = max(0, -math.floor(math.log10(largest)) + (f"{largest:e}"[0] == "1"))
+
+    def text(value: float | None, error: float | None) -> str:
+        if value is None:
+            return ""
+        return (f"{value:,.{places}f}" + (f" ± {error:,.{places}f}" if error and errors else "")).replace("-", "−")
+
+    return [text(*number) for number in numbers]
 
 
 def _parts(record: Record) -> str:

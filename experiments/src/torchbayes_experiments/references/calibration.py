@@ -192,5 +192,5 @@ EXPERIMENT = Experiment(
     cost={"small": "about a minute on one core", "paper": "about six minutes on one core (an estimate)"},
     run=run,
     summarise=summarise,
-    headline=Headline("test NLL after calibration by `auto`", ("auto",), table="NLL of test rows, mean over sets"),
+    headline=Headline("test NLL after automatic calibration", ("auto",), table="NLL of test rows, mean over sets"),
 )
