@@ -105,6 +105,27 @@ def test_a_record_that_contradicts_itself_is_refused(
             read_record(path.parent)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "lacks 'experiment': it is of another version or no experiment"),
+        ('{"experiment"', "is damaged"),
+        ('{"experiment": "hmc_uci", "scale": "small", "seeds": [{"seed": 0}]}', "lacks 'results'"),
+        ('{"experiment": "hmc_uic"}', "Did you mean hmc_uci?"),
+    ],
+)
+def test_what_is_no_result_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        record(tmp_path, into=tmp_path / "records")
+
+
+def test_results_of_other_settings_are_refused(run: Path, tmp_path: Path) -> None:
+    other = replace(EXPERIMENT, recipes={"small": {"epochs": 5}})
+    with pytest.raises(ValueError, match="holds results of other settings"):
+        record(run, into=tmp_path, experiment=other)
+
+
 def test_a_run_that_has_not_ended_is_not_recorded(run: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="when all seeds have been run"):
         record(tmp_path, into=tmp_path / "records", experiment=EXPERIMENT)

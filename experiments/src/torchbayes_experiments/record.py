@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from torchbayes.posteriors.files import read_json, write_whole
-from torchbayes_experiments.experiment import Experiment
+from torchbayes_experiments.experiment import Experiment, open_directory
 from torchbayes_experiments.headline import Line
 from torchbayes_experiments.registry import get
 from torchbayes_experiments.verdicts import Part, Verdict
@@ -122,17 +122,22 @@ def record(run: str | Path, *, into: str | Path = "experiments/recorded", experi
 
     Raises:
         FileNotFoundError: if the run has no results.
-        ValueError: if a seed is missing, or the tables do not have the numbers of the headline.
+        ValueError: if the results are of other settings or of no experiment, or the tables lack the headline.
     """
     path = Path(run) / "results.json"
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist; `torchbayes reproduce` writes it when all seeds have been run."
         )
-    held = read_json(path)
-    chosen = experiment or get(held["experiment"])
-    seeds = held["seeds"]
-    found = chosen.summarise([each["results"] for each in seeds])
+    try:
+        held = read_json(path)
+        chosen, seeds = experiment or get(held["experiment"]), held["seeds"]
+        open_directory(chosen, held["scale"], Path(run))
+        found = chosen.summarise([each["results"] for each in seeds])
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"{path} lacks {error}; it is of another version, or of no experiment. Run it again."
+        ) from error
     headline = chosen.headline
     written = Record(
         experiment=chosen.name,
@@ -160,8 +165,9 @@ def record(run: str | Path, *, into: str | Path = "experiments/recorded", experi
 
 
 def _short(line: Line) -> Line:
-    numbers = {k: v if v is None else float(f"{v:.5g}") for k, v in asdict(line).items() if k != "name"}
-    return Line(line.name, **numbers)
+    """Return a line with five significant digits."""
+    numbers = {name: float(f"{each:.5g}") for name, each in asdict(line).items() if isinstance(each, float)}
+    return replace(line, **numbers)
 
 
 def main(argv: list[str] | None = None) -> None:
