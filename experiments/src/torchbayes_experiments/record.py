@@ -135,9 +135,7 @@ def record(run: str | Path, *, into: str | Path = "experiments/recorded", experi
         open_directory(chosen, held["scale"], Path(run))
         found = chosen.summarise([each["results"] for each in seeds])
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(
-            f"{path} lacks {error}; it is of another version, or of no experiment. Run it again."
-        ) from error
+        raise ValueError(f"{path} lacks {error}: it is of another version or no experiment. Run it again.") from error
     headline = chosen.headline
     written = Record(
         experiment=chosen.name,
