@@ -38,12 +38,13 @@ def gallery() -> str:
 def card(record: Record) -> str:
     """Return the card of a record: verdict, claim, numbers as a picture, cost and command."""
     name, page = record.experiment, f"experiments/{record.experiment}.html"
-    more = len(record.lines) - ON_CARD
-    rest = f'<p class="quiet"><a href="{page}">{more} more lines</a></p>' if more > 0 else ""
+    most = ON_CARD if len(record.lines) > ON_CARD + 1 else len(record.lines)
+    more = len(record.lines) - most
+    rest = f'<p class="quiet"><a href="{page}">{more} more lines</a></p>' if more else ""
     return (
         f'<article class="finding" id="{name}" data-topic="{TOPICS[NAMES[name]]}" data-verdict="{record.verdict}">'
         f'<h3><a href="{page}">{title(name)}</a></h3>{_badge(record)}<p>{escape(get(name).claim)}</p>'
-        f"{picture(record, ON_CARD)}{rest}"
+        f"{picture(record, most)}{rest}"
         f'<p class="quiet">{escape(_circumstances(record))}</p><pre><code>{escape(record.command)}</code></pre>'
         "</article>\n"
     )
