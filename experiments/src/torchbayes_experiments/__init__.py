@@ -4,6 +4,7 @@ from pkgutil import iter_modules
 
 from torchbayes_experiments.experiment import Experiment, Findings
 from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments.headline import Headline
 from torchbayes_experiments.registry import get, names, reproduce
 from torchbayes_experiments.rows import Results, Rows, tidy
 from torchbayes_experiments.tables import differences, dots, pivot
@@ -20,6 +21,7 @@ __all__ = [
     "NAMES",
     "Experiment",
     "Findings",
+    "Headline",
     "Part",
     "Results",
     "Rows",
