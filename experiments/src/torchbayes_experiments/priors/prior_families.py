@@ -257,7 +257,7 @@ EXPERIMENT = Experiment(
     headline=Headline(
         "test NLL, words of IMDB reviews",
         ("NLL",),
-        table="imdb",
+        table="IMDB, words",
         rows=("normal", "logistic", "normal mixture", "Student t", "normal, half the scale", "normal, twice the scale"),
         published={name: scores[1] for name, scores in PUBLISHED.items()},
         source="published, all reviews",

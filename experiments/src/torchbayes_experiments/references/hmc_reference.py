@@ -290,7 +290,7 @@ EXPERIMENT = Experiment(
     headline=Headline(
         "total variation from HMC, MNIST",
         ("TV from HMC",),
-        table="mnist",
+        table="MNIST",
         rows=("single network", "deep ensemble", *(f"{name}, one chain" for name in STOCHASTIC), "HMC, one chain"),
         published={
             "single network": (0.190, 0.005),

@@ -309,5 +309,6 @@ EXPERIMENT = Experiment(
         "test NLL of HMC",
         ("T = 0.03", "T = 0.1", "T = 0.3", "T = 1", "T = 3"),
         table="NLL of the average over all draws",
+        where=("MNIST", "HMC"),
     ),
 )

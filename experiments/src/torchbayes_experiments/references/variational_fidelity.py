@@ -352,7 +352,7 @@ EXPERIMENT = Experiment(
     headline=Headline(
         "total variation from HMC, MNIST",
         ("TV from HMC",),
-        table="mnist",
+        table="MNIST",
         published={"HMC, one chain": (0.074, 0.003), "deep ensemble": 0.115, "mean field": 0.136},
         source="published, ResNet-20 on CIFAR-10",
     ),
