@@ -109,6 +109,9 @@ def test_laplace_draws_functions_of_the_linearised_network():
     assert found.draws == 3000
     assert_close(found.scores, 0.5 * torch.log1p(exact / 0.16), rtol=0.08)
     assert acquire(posterior, POOL, 3).draws == 100
+    closed = acquire(tb.Linearised(posterior), POOL, 3)
+    assert_close(closed.scores, 0.5 * torch.log1p(exact / 0.16))
+    assert closed.gain is None
     given = acquire(tb.Linearised(posterior, samples=50), POOL, 3, score="variance", target_inputs=POOL[:9])
     assert given.draws == 50
 

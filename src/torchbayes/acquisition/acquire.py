@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchbayes.acquisition.greedy import Best, room_for
 from torchbayes.acquisition.pool import Pool
-from torchbayes.acquisition.reading import Rows, check_disagreement, check_joint, joint_source, rows_of
+from torchbayes.acquisition.reading import Rows, check_disagreement, check_joint, rows_of, source_of
 from torchbayes.calls import explained
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_name, seen, whole
 from torchbayes.display import Overview, shown
@@ -92,7 +92,8 @@ def acquire(
 
     Args:
         posterior: a posterior, functions drawn from one, a `Linearised` one, or a fitted estimator of
-            `torchbayes.sklearn`. Of a Laplace posterior functions of the linearised network are drawn.
+            `torchbayes.sklearn`. Of a Laplace posterior functions of the linearised network are drawn; a `Linearised`
+            one has its closed form for scores of each row alone.
         pool: rows without labels: tensor (N, ...), a tuple or mapping of such, a Dataset or a DataLoader, whose targets
             are ignored; for an estimator rows as it takes them.
         k: how many rows to choose.
@@ -123,13 +124,13 @@ def acquire(
         estimator = posterior
         posterior, pool = estimator.posterior_at(pool)
         target_inputs = None if target_inputs is None else estimator.posterior_at(target_inputs)[1]
-    source = joint_source(posterior, draws, seed)
+    source, joint = source_of(posterior, draws, seed, together=name in _TOGETHER)
     rows = Pool.of(source.model, pool, seed=seed, chunk_size=chunk_size)
     aims: tuple[Rows, ...] = ()
     if name in _AIMED:
         given = rows.some(_AIMS) if target_inputs is None else target_inputs
         aims = (rows_of(predict(source, given, chunk_size=chunk_size)),)
-    return _Choice(score, name, k, aims).of(rows, source)
+    return _Choice(score, name, k, aims, joint).of(rows, source)
 
 
 def _name_of(score: Any) -> str:
@@ -152,6 +153,7 @@ class _Choice:
     name: str
     k: int
     aims: tuple[Rows, ...]  # one or none
+    joint: bool  # whether functions are the same at all rows
     best: Best | None = None
     draws: int = 0
 
@@ -186,7 +188,7 @@ class _Choice:
     def _keep(self, rows: Rows, scores_B: Tensor, keys_B: Any, places_B: Tensor) -> None:
         if self.best is None:
             greedy = self.name == "batchbald"
-            known = rows.draws > 1 and rows.single and getattr(rows, "closed_BK", None) is None
+            known = self.joint and rows.draws > 1 and rows.single and getattr(rows, "closed_BK", None) is None
             room = room_for(_MOST, rows, least=self.k) if greedy else self.k if known else 0
             self.best = Best(room if room_for(room, rows, least=self.k if greedy else 0) == room else 0)
         self.best.add(rows, scores_B.numpy(), keys_B=keys_B, places_B=places_B.numpy())

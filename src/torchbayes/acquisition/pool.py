@@ -94,6 +94,11 @@ class Pool:
         return continued(row_keys(*arrays), mix(Purpose.TIES, self.seed))
 
 
+def different(model: Model, inputs: Any, chunk_size: int) -> int:
+    """Return how many of the rows of a pool of tensors differ from each other."""
+    return len(np.unique(Pool.of(model, inputs, seed=0, chunk_size=chunk_size).keys_N))
+
+
 def _joined(trees: list[Any]) -> Any:
     """Return inputs one after the other; what all rows share is that of the first."""
     return pytree.tree_map(lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *trees)

@@ -19,14 +19,19 @@ DRAWS = 100  # functions that are drawn by default
 Rows = ClassRows | NumberRows
 
 
-def joint_source(posterior: Any, draws: int | None, seed: int) -> Any:
-    """Return what predicts with the same functions at all rows; of Laplace those of the linearised network.
+def source_of(posterior: Any, draws: int | None, seed: int, *, together: bool) -> tuple[Any, bool]:
+    """Return what predicts, and whether by the same functions at all rows; of Laplace those of the linearised network.
 
     Drawn are 100 by default, rounded up to a multiple of the members; of trained networks each one, once, and of a
-    chain no more than it has.
+    chain no more than it has. A `Linearised` posterior is drawn from if rows are scored `together`; else each row has
+    its closed form.
     """
     if hasattr(posterior, "drawn"):  # linearised already
-        return as_source(posterior.drawn(), draws, seed)
+        return as_source(posterior.drawn() if together else posterior, draws, seed), together
+    return _joint(posterior, draws, seed), True
+
+
+def _joint(posterior: Any, draws: int | None, seed: int) -> Any:
     if not isinstance(posterior, Posterior):
         return as_source(posterior, draws, seed)
     if not posterior.of_linearised:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchbayes.acquisition.acquire import SCORES, acquire
 from torchbayes.acquisition.pool import Pool
-from torchbayes.acquisition.rounds import RANDOM, Round, Sizes, check_same, curves, rounds_of
+from torchbayes.acquisition.rounds import RANDOM, Round, Sizes, check_pool, check_same, curves, rounds_of
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.calls import explained
 from torchbayes.checks import (
@@ -181,7 +181,7 @@ def study(
         raise TypeError(f"`pool` must be a pair (inputs, targets); got {seen(pool)}.")
     rows = Pool.of(model, pool[0], seed=0, chunk_size=plan.chunk_size)
     targets, home = model.unpack((pool[0], pool[1])).targets, None if directory is None else full_path(directory)
-    _check_pool(len(rows.keys_N), plan.sizes)
+    check_pool(len(rows.keys_N), plan.sizes)
     if home is not None and (home / STUDY).is_file() and not resume:
         raise ValueError(f"{home} already holds a study. Resume it, or choose another directory.")
     shown = callbacks or ()
@@ -205,15 +205,6 @@ def study(
 
 def _say(seed: int) -> Callable[[str], object]:
     return lambda text: print(f"seed {seed}, {text}", file=sys.stderr, flush=True)
-
-
-def _check_pool(rows: int, sizes: Sizes) -> None:
-    """Raise ValueError if the pool is too small for one round."""
-    if rows < sizes.first + sizes.acquire:
-        raise ValueError(
-            f"the pool has {rows} rows, fewer than the {sizes.first} at the start and {sizes.acquire} of a round. Give "
-            f"more, or lower `first` or `acquire`."
-        )
 
 
 @dataclass(frozen=True)

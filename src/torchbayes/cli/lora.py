@@ -134,8 +134,9 @@ def _predict(chosen: Mapping[str, Any], run: Any) -> None:
 
 def _acquire(chosen: Mapping[str, Any]) -> None:
     """Learn in rounds, and print the numbers of each."""
+    from torchbayes.acquisition.rounds import Sizes
     from torchbayes.lora import page
-    from torchbayes.lora.acquire import Sizes, acquire
+    from torchbayes.lora.acquire import acquire
     from torchbayes.lora.methods import DEFAULT
 
     settings, (method, *others) = _settings(chosen), chosen["method"] or [DEFAULT]

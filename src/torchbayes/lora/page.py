@@ -10,7 +10,8 @@ from string import ascii_uppercase as LETTERS
 import torch
 
 from torchbayes import metrics
-from torchbayes.lora.acquire import WAYS, Round, Study
+from torchbayes.acquisition.rounds import Round
+from torchbayes.lora.acquire import WAYS, Study
 from torchbayes.lora.methods import METHODS
 from torchbayes.lora.run import Run
 from torchbayes.lora.scores import BASE, Score, interval_table, right_of, table
@@ -121,7 +122,7 @@ def round_table(rounds: Sequence[Round]) -> Table:
     columns = [f"{name}, {way}" for name in ("accuracy", "NLL") for way in ("BALD", "random")]
     rows = []
     for pair in zip(*by_way.values(), strict=True):
-        rows.append([pair[0].questions, *(each.metrics[name] for name in ("accuracy", "nll") for each in pair)])
+        rows.append([pair[0].labelled, *(each.metrics[name] for name in ("accuracy", "nll") for each in pair)])
     return Table(
         ["questions", *columns],
         rows,
@@ -136,7 +137,7 @@ def write_rounds(study: Study) -> Path:
     if study.directory is None:
         raise ValueError("the study has no directory for its page. Run it with `directory`.")
     by_way = {_LABELS[way]: [each for each in study.rounds if each.way == way] for way in WAYS}
-    places = [each.questions for each in next(iter(by_way.values()))]
+    places = [each.labelled for each in next(iter(by_way.values()))]
     panels = {
         label: {way: torch.tensor([[each.metrics[name]] for each in some]) for way, some in by_way.items()}
         for label, name in (("accuracy", "accuracy"), ("NLL (nats)", "nll"))
