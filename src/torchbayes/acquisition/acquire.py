@@ -187,11 +187,15 @@ class _Choice:
 
     def _keep(self, rows: Rows, scores_B: Tensor, keys_B: Any, places_B: Tensor) -> None:
         if self.best is None:
-            greedy = self.name == "batchbald"
-            known = self.joint and rows.draws > 1 and rows.single and getattr(rows, "closed_BK", None) is None
-            room = room_for(_MOST, rows, least=self.k) if greedy else self.k if known else 0
-            self.best = Best(room if room_for(room, rows, least=self.k if greedy else 0) == room else 0)
+            self.best = Best(self._room(rows))
         self.best.add(rows, scores_B.numpy(), keys_B=keys_B, places_B=places_B.numpy())
+
+    def _room(self, rows: Rows) -> int:
+        """Return how many rows to keep: for a greedy choice many, for what a batch tells together its own."""
+        if self.name == "batchbald":
+            return room_for(_MOST, rows, least=self.k)
+        known = self.joint and rows.draws > 1 and rows.single and getattr(rows, "closed_BK", None) is None
+        return self.k if known and room_for(self.k, rows) == self.k else 0
 
     def _chosen(self, pool: Pool, places: Tensor, scores: Tensor) -> Acquired:
         keys_U, first_U, number_N = np.unique(pool.keys_N, return_index=True, return_inverse=True)

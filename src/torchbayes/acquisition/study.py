@@ -20,6 +20,7 @@ from torchbayes.acquisition.rounds import RANDOM, Round, Sizes, check_pool, chec
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.calls import explained
 from torchbayes.checks import (
+    as_seed,
     check_choice,
     check_counts,
     check_flags,
@@ -54,6 +55,7 @@ class Plan:
         sizes: how many rows are taken.
         scores: of `torchbayes.acquire`; rows at random are always compared with.
         seeds: how often it is done, with other first rows and other fits.
+        seed: the first of the seeds, which follow each other.
         warm: begin each fit at the networks of the one before. Quicker, and often worse: what was learned from few rows
             is hard to leave (Ash and Adams 2020).
         draws: functions that are compared by the scores, as of `torchbayes.acquire`.
@@ -64,6 +66,7 @@ class Plan:
     sizes: Sizes = field(default_factory=Sizes)
     scores: tuple[str, ...] = ("bald",)
     seeds: int = 3
+    seed: int = 0
     warm: bool = False
     draws: int | None = None
     target_scale: float = 1.0
@@ -78,6 +81,7 @@ class Plan:
         for score in self.scores:
             check_choice(SCORES, scores=score)
         object.__setattr__(self, "scores", tuple(dict.fromkeys(self.scores)))
+        object.__setattr__(self, "seed", as_seed(self.seed))
         check_counts(seeds=self.seeds, chunk_size=self.chunk_size)
         check_flags(warm=self.warm)
         optional(check_counts, draws=self.draws)
@@ -190,7 +194,7 @@ def study(
         known = crc(rows.keys_N.tobytes())
         check_same(None if home is None else home / STUDY, **asked, method=repr(method), pool=known)
         rounds = []
-        for seed in range(plan.seeds):
+        for seed in range(plan.seed, plan.seed + plan.seeds):
             learner = _Learner(model, method, rows, targets, test, plan, seed, shown, resume)
             place = None if home is None else folder_in(home, f"seed_{seed}")
             say = _say(seed) if callbacks is None else None
