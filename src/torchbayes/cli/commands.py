@@ -21,6 +21,7 @@ from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
 from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import nearest
+from torchbayes.cli.acquire import acquire
 from torchbayes.cli.compare import compare, evidence
 from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.lora import lora
@@ -301,6 +302,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evidence": evidence,
     "diagnose": diagnose,
     "report": report,
+    "acquire": acquire,
     "lora": lora,
     "reproduce": reproduce,
     "list": list_,

@@ -138,6 +138,7 @@ def _acquire(chosen: Mapping[str, Any]) -> None:
     from torchbayes.lora import page
     from torchbayes.lora.acquire import acquire
     from torchbayes.lora.methods import DEFAULT
+    from torchbayes.report import acquisition
 
     settings, (method, *others) = _settings(chosen), chosen["method"] or [DEFAULT]
     if others:
@@ -157,5 +158,5 @@ def _acquire(chosen: Mapping[str, Any]) -> None:
     if chosen["json"]:
         print(json.dumps([asdict(each) for each in study.rounds], indent=1))
         return
-    print_table(page.round_table(study.rounds))
+    print_table(acquisition.round_table(study.rounds, what="questions"))
     print(f"Report: {short_path(written)}")

@@ -37,14 +37,14 @@ class AcquisitionRecipe:
 
     # australian is read from the folder `tabular` of TORCHBAYES_DATA, Fashion-MNIST from `fashion_mnist`
     sets: tuple[str, ...] = ("digits", "fashion_mnist", "breast_cancer", "australian")
-    pool: int = 3000  # rows to choose from, at most
+    pool: int = 1500  # rows to choose from, and test rows of images, at most
     tested: float = 0.3  # share of the rows of a table that are test rows
     first: int = 20  # rows at the start
-    acquire: int = 10  # rows of a round
-    rounds: int = 8
+    acquire: int = 5  # rows of a round
+    rounds: int = 6
     hidden: tuple[int, ...] = (50,)  # units of each layer
-    members: int = 20  # M, networks of the ensemble, which are the S draws too
-    epochs: int = 100
+    members: int = 10  # M, networks of the ensemble, which are the S draws too
+    epochs: int = 80
     lr: float = 0.01  # of Adam
 
 
@@ -170,7 +170,7 @@ EXPERIMENT = Experiment(
     "Bayesian active learning",
     expected="On each set a lower mean error over the rounds than at random; BatchBALD and EPIG below BALD; all below "
     "the margin, which needs no posterior.",
-    differences="A deep ensemble in the place of MC dropout, perceptrons in the place of convolutions, 100 labels at "
+    differences="A deep ensemble in the place of MC dropout, perceptrons in the place of convolutions, 50 labels at "
     "most, and fits of a fixed length.",
     recipes={
         "small": AcquisitionRecipe(),
