@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import torchbayes as tb
+from tests.acquisition.refusals import ACQUISITION
 from tests.adapters.refusals import ADAPTERS
 from tests.conformal.refusals import CONFORMAL
 from tests.lora.refusals import LORA
@@ -755,6 +756,7 @@ ROOMS = {
     **NETWORKS,
     **CALIBRATION,
     **CONFORMAL,
+    **ACQUISITION,
     **ADAPTERS,
     **LORA,
 }

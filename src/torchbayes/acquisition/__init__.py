@@ -5,7 +5,7 @@
 """
 
 from torchbayes.acquisition.acquire import Acquired, acquire
-from torchbayes.acquisition.rounds import Round, Sizes
+from torchbayes.acquisition.rounds import AcquisitionWarning, Round, Sizes
 from torchbayes.acquisition.study import Plan, Study, study
 
-__all__ = ["Acquired", "Plan", "Round", "Sizes", "Study", "acquire", "study"]
+__all__ = ["Acquired", "AcquisitionWarning", "Plan", "Round", "Sizes", "Study", "acquire", "study"]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchbayes.acquisition.greedy import Best, room_for
 from torchbayes.acquisition.pool import Pool
 from torchbayes.acquisition.reading import Rows, check_disagreement, check_joint, rows_of, source_of
+from torchbayes.acquisition.rounds import AcquisitionWarning
 from torchbayes.calls import explained
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_name, seen, whole
 from torchbayes.display import Overview, shown
@@ -224,7 +225,7 @@ class _Choice:
             if self.best is not None and self.best.room:
                 gain = self.best.together(indices, seed=pool.seed)
         for problem in problems:
-            note(f"the batch may not be the best: {problem}.")
+            note(f"the batch may not be the best: {problem}.", AcquisitionWarning)
         return Acquired(indices, scores_N, gain, self.name, self.draws, duplicates, tuple(problems))
 
 

@@ -19,6 +19,10 @@ RANDOM = "random"
 ROUNDS, FILE = "rounds", "acquired.json"
 
 
+class AcquisitionWarning(UserWarning):
+    """Rows were chosen, and something is to be known of the choice."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """How many rows a study takes.

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from torchbayes.acquisition.acquire import SCORES, acquire
 from torchbayes.acquisition.pool import Pool
-from torchbayes.acquisition.rounds import RANDOM, Round, Sizes, check_pool, check_same, curves, rounds_of
+from torchbayes.acquisition.rounds import (
+    RANDOM,
+    AcquisitionWarning,
+    Round,
+    Sizes,
+    check_pool,
+    check_same,
+    curves,
+    rounds_of,
+)
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.calls import explained
 from torchbayes.checks import (
@@ -203,7 +212,7 @@ def study(
     classes, duplicates = _classes(rounds, targets, plan), len(rows.keys_N) - len(np.unique(rows.keys_N))
     problems = (*_imbalances(classes), *_repeated(duplicates, len(rows.keys_N)))
     for problem in problems:
-        note(f"active learning: {problem}.")
+        note(f"active learning: {problem}.", AcquisitionWarning)
     return Study(plan, rounds, classes, duplicates, problems, home)
 
 

@@ -27,7 +27,7 @@ from torchbayes.cli.options import (
 )
 from torchbayes.cli.terminal import print_table, resumable, say, say_notes
 from torchbayes.methods.optimise.swag import SWAG
-from torchbayes.native.process import short_path
+from torchbayes.native.process import full_path, short_path
 
 _ASKED = ("scores", "first", "acquire", "rounds", "seeds", "seed", "warm", "draws", "pool", "test")
 _BY_TASK = {"classification": ["bald", "margin"], "regression": ["bald", "variance"]}
@@ -36,6 +36,7 @@ _BY_TASK = {"classification": ["bald", "margin"], "regression": ["bald", "varian
 def acquire(argv: list[str]) -> None:
     """Choose rows to label: write those of a pool, or compare ways to choose where labels are known."""
     chosen = _parsed(argv)
+    chosen |= {name: str(full_path(chosen[name])) for name in ("pool", "test") if chosen[name] is not None}
     problem, method, directory = problem_of(chosen), chosen["method"], Path(chosen["directory"])
     config = {**entries(problem), "method": describe(method), **{name: chosen[name] for name in _ASKED}}
     trusted = ["--trust"] if foreign_code(config) else []
@@ -136,7 +137,8 @@ def _label(chosen: Mapping[str, Any], problem: Any, config: Mapping[str, Any]) -
     if len(scores) > 1:
         raise ValueError(f"rows are chosen by one score; got {', '.join(scores)}. Name it with --scores.")
     test = None if chosen["test"] is None else Path(chosen["test"])
-    asked = Labelling(problem, chosen["method"], Path(chosen["pool"]), test, scores[0], chosen["acquire"])
+    again = {"draws": chosen["draws"], "seed": chosen["seed"]}
+    asked = Labelling(problem, chosen["method"], Path(chosen["pool"]), test, scores[0], chosen["acquire"], **again)
     step = advance(asked, directory, resume=chosen["resume"])
     if not (directory / CONFIG).is_file():
         write_config(directory, config)

@@ -18,7 +18,7 @@ import torch
 
 from torchbayes.acquisition.acquire import Acquired, acquire
 from torchbayes.acquisition.pool import different
-from torchbayes.acquisition.rounds import FILE, Round, check_same
+from torchbayes.acquisition.rounds import FILE, AcquisitionWarning, Round, check_same
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.catalogue.config import fit_run
 from torchbayes.catalogue.problem import Problem, Setup
@@ -92,8 +92,9 @@ def advance(asked: Labelling, directory: Path, *, resume: bool) -> Step:
             labelled, places = _labelled(path, target, len(pool))
             rounds.append(_recorded(path.with_name(FILE), asked))
             train, known = _joined(train, labelled), known + places
-        left = [place for place in range(len(pool)) if place not in {*known}]
-        if not left:
+        cells = pool[[name for name in frame.columns if name != target]].apply(tuple, axis=1)
+        left = np.flatnonzero(~cells.isin([*cells.iloc[known]]))  # without rows that repeat what was asked for
+        if not len(left):
             raise ValueError(f"no row of {asked.pool} is left to label.")
         return _round(asked, _folder(home, len(rounds)), rounds, parts=(train, test, pool.iloc[left]), target=target)
 
@@ -189,7 +190,10 @@ def _labelled(path: Path, target: str, rows: int) -> tuple[Any, list[int]]:
     if not filled.any():
         raise ValueError(f"{path} has no labels yet. Fill in its column {target!r}, save it, and resume.")
     if not filled.all():
-        note(f"{int((~filled).sum())} of {len(filled)} rows of {path} have no label. They are left out.")
+        note(
+            f"{int((~filled).sum())} of {len(filled)} rows of {path} have no label. They are left out.",
+            AcquisitionWarning,
+        )
     return frame[filled].drop(columns=PLACE), [int(text) - 1 for text in places]
 
 

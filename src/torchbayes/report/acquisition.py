@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from torchbayes.acquisition.rounds import RANDOM, Round, curves
+from torchbayes.posteriors.files import write_whole
 from torchbayes.report import figures
 from torchbayes.report.html import Picture, save_pictures, write_report
 from torchbayes.report.tables import Table
 
-PAGE, PICTURE = "rounds.html", "rounds"
+PAGE, PICTURE, CHOSEN = "rounds.html", "rounds", "chosen.csv"
 WAYS = {
     "bald": "BALD",
     "batchbald": "BatchBALD",
@@ -69,12 +70,12 @@ def gain_table(rounds: Sequence[Round]) -> Table:
             means_R = by_metric[metric][way]
             line += [_cell(means_R), _interval(means_R - by_metric[metric][RANDOM]) if way != RANDOM else None]
         rows.append(line)
-    heads = [head for metric in metrics for head in (_METRICS[metric], f"{_METRICS[metric]}, less at random")]
+    heads = [head for metric in metrics for head in (_METRICS[metric], f"{_METRICS[metric]}, difference")]
     return Table(
         ["rows chosen by", *heads],
         rows,
-        "Mean over the rounds. Less at random: the difference for the same first rows, with its 95 % t interval over "
-        "seeds.",
+        "Mean over the rounds. Difference: from rows at random, after the same first rows, with its 95 % t interval "
+        "over seeds.",
         better={_METRICS[m]: "high" if m == "accuracy" else "low" for m in metrics},
         title="How much sooner",
     )
@@ -130,22 +131,25 @@ def write_rounds(
     caption: str = "",
     settings: Any = None,
 ) -> Path:
-    """Write the page of a study, its picture, and the numbers of its rounds as a CSV file; return the path of the page.
+    """Write the page of a study, its picture, and its rounds with what they chose as CSV; return the path of the page.
 
     `tables` follow those of the numbers.
     """
     count = len({each.seed for each in rounds})
     said = caption or (f"Bands are two standard errors over {count} seeds." if count > 1 else "One seed.")
+    _write_rows(home / CHOSEN, rounds)
     compared = [gain_table(rounds)] if any(each.way == RANDOM for each in rounds) else []
     return write_report(
         home / PAGE,
         title=title,
         lead=lead,
-        tables=[
-            round_table(rounds, what=what),
-            *([gain_table(rounds)] if any(each.way == RANDOM for each in rounds) else []),
-            *tables,
-        ],
+        tables=[round_table(rounds, what=what), *compared, *tables],
         figures=save_pictures(home, {PICTURE: picture(rounds, said, what=what)}),
         settings=settings,
     )
+
+
+def _write_rows(path: Path, rounds: Sequence[Round]) -> None:
+    """Write a line for each row that was chosen: by which way, in which round, and its place in the pool from 1."""
+    lines = [f"{each.way},{each.seed},{each.number},{place + 1}" for each in rounds for place in each.taken]
+    write_whole(path, "\n".join(["chosen_by,seed,round,pool_row", *lines, ""]).encode())
