@@ -12,7 +12,7 @@ from torchbayes import acquisition
 _SIZES = acquisition.Sizes(4, 3, 1)
 _PLAN = acquisition.Plan(_SIZES, ("entropy",), seeds=1)
 _METHOD = tb.MAP(members=2, epochs=1)
-_ROWS = (None, "text", NAN, torch.zeros(3), torch.zeros(0, 2), torch.full((5, 2), NAN))
+_ROWS = (None, "text", NAN, torch.zeros(0, 2), torch.full((5, 2), NAN))
 
 
 def _studied() -> dict[str, object]:
@@ -22,18 +22,18 @@ def _studied() -> dict[str, object]:
 ACQUISITION = {
     "acquire": Case(
         tb.acquire,
-        lambda: {"posterior": things.point(), "pool": things.INPUTS, "k": 2},
+        lambda: {"posterior": things.chains(), "pool": things.INPUTS, "k": 2, "score": "epig"},
         {
             "posterior": (*OBJECT, tb.Point, torch.zeros(12)),
             "pool": _ROWS,
             "k": (*COUNT, 13),
             "score": (*WORD, "random", tb.Point),
-            "target_inputs": (3, torch.zeros(5, 2)),  # of "bald"
+            "target_inputs": ("text", 3, NAN, torch.zeros(0, 2), torch.full((5, 2), NAN)),
             "draws": (*maybe(COUNT), 3),
             "seed": SEED,
             "chunk_size": COUNT,
         },
-        named={"pool": ("pool", "inputs", "batch"), "k": ("`k`",)},
+        named={"pool": ("pool", "inputs", "batch"), "target_inputs": ("inputs", "batch"), "score": ("score",)},
     ),
     "acquisition.Sizes": Case(acquisition.Sizes, dict, dict.fromkeys(("first", "acquire", "rounds"), COUNT)),
     "acquisition.Plan": Case(

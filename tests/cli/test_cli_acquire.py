@@ -2,11 +2,11 @@
 
 import csv
 import json
-import warnings
 from pathlib import Path
 
 import pytest
 
+from torchbayes.acquisition import AcquisitionWarning
 from torchbayes.cli import main
 
 FIT = ["--method", "MAP", "--method.members", "3", "--method.epochs", "60"]
@@ -57,11 +57,8 @@ def test_rows_of_a_pool_are_asked_for_and_read_back(here, capsys):
     assert main(["acquire", "--directory", "run", "--resume"]) == 2
     assert "has no labels yet. Fill in its column 'out'" in capsys.readouterr().err
     fill("run/round_0/to_label.csv", leave={2})
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
+    with pytest.warns(AcquisitionWarning, match="1 of 5 rows of .* have no label"):
         assert main(["acquire", "--directory", "run", "--resume"]) == 0
-    said = capsys.readouterr()
-    assert "torchbayes: warning: 1 of 5 rows of" in said.err
     second = read("run/round_1/to_label.csv")
     assert not {tuple(line[1:3]) for line in first[1:]} & {tuple(line[1:3]) for line in second[1:]}
     train = read("run/round_1/data/train.csv")
@@ -70,8 +67,7 @@ def test_rows_of_a_pool_are_asked_for_and_read_back(here, capsys):
     assert read("run/round_0/data/test.csv") == read("run/round_1/data/test.csv")
     assert [line[0] for line in read("run/chosen.csv")[1:]] == ["bald"] * 10
     Path("run/round_1/to_label.csv").unlink()  # as though it had been killed before
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
+    with pytest.warns(AcquisitionWarning):
         assert main(["acquire", "--directory", "run", "--resume"]) == 0
     assert read("run/round_1/to_label.csv") == second
     assert main(["acquire", "--data", "data.csv", *pool, *FIT, "--directory", "run"]) == 2
