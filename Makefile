@@ -16,7 +16,7 @@ TESTS  = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-fast test-all check lint types layers budgets format docs bench tables gpu install clean
+.PHONY: help demo test test-fast test-all check lint types layers budgets format docs bench tables gpu package install clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -80,10 +80,13 @@ tables: $(VENV)/.test .peers/.tables ## compare predictions on tables with those
 gpu: $(VENV)/.test ## test and time on a GPU, into gpu.json (ARGS="--device cpu --small" tries it without one)
 	$(BIN)/python -m benchmarks.device $(ARGS)
 
+package: $(VENV)/.package ## build wheel and sdist into dist/, and try the wheel in empty environments
+	$(BIN)/python tools/package.py
+
 install: $(VENV)/.test $(VENV)/.check $(VENV)/.docs ## everything the other targets need
 
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) site demo tables gpu.json .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) site demo tables dist gpu.json .pytest_cache .ruff_cache .import_linter_cache
 	find src experiments tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # A stamp is written only after its install has succeeded. torch goes first and alone, so that no other

@@ -1,4 +1,4 @@
-"""Fit every method with its defaults to every set, and print the table of docs/choosing.md.
+"""Fit every method with its defaults to every set, and print the table of docs/defaults.md.
 
     TORCHBAYES_DATA=... python -m benchmarks.defaults --output defaults.jsonl
 

@@ -13,6 +13,7 @@ from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
 from torchbayes.assess.evaluate import Evaluation, detection, evaluate, fidelity, uncertainty
+from torchbayes.assess.inference_data import to_arviz
 from torchbayes.assess.leave_one_out import LeaveOneOut, loo
 from torchbayes.assess.stacking import stack
 from torchbayes.calibration import TemperatureScaling
@@ -178,6 +179,7 @@ __all__ = [
     "stack",
     "stream",
     "subnetwork",
+    "to_arviz",
     "tune",
     "uncertainty",
 ]

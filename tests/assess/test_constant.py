@@ -12,7 +12,7 @@ from tests.oracles import normal
 from torch import distributions, nn
 
 import torchbayes as tb
-from torchbayes.assess.constant import constant, r_squared, worse
+from torchbayes.assess.baselines import constant, r_squared, worse
 
 
 def model(likelihood: Any, outputs: int = 1) -> tb.Model:

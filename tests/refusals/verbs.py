@@ -327,6 +327,20 @@ VERBS = {
         },
         named={"data": ("`data`", "data", "batch", "inputs", "targets")},
     ),
+    "to_arviz": Case(
+        tb.to_arviz,
+        lambda: {"posterior": things.chains(), "data": things.DATA},
+        {
+            "posterior": OBJECT,
+            "data": but(_DATA, None),
+            "draws": CHOICE_OF_DRAWS,
+            "weights": ("nothing", 3, [3]),
+            "prior": FLAG,
+            "seed": SEED,
+            "chunk_size": COUNT,
+        },
+        named={"data": ("`data`", "data", "batch", "inputs", "targets")},
+    ),
     "stack": Case(
         tb.stack,
         lambda: {"posteriors": things.chains(), "data": things.DATA},

@@ -282,7 +282,6 @@ def test_every_page_is_in_the_navigation_and_only_pages_are() -> None:
     [
         ("docs/choosing.md", "docs/index.md"),
         ("docs/tutorials/a.md", "docs/index.md"),
-        ("docs/tutorials/a.md", "README.md"),
         ("docs/decisions/0001-a.md", "docs/decisions/README.md"),
     ],
 )

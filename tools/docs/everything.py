@@ -59,15 +59,15 @@ def code_of(root: Path) -> str:
 
 
 def check_completeness(pages: Sequence[Page]) -> Iterator[Fault]:
-    """Find methods, experiments and public names that docs/choosing.md, docs/experiments.md and the API leave out.
+    """Find methods, experiments and public names that docs/methods.md, docs/experiments.md and the API leave out.
 
     Yields:
         One fault per name.
     """
     known = {page.path: page for page in pages}
-    choosing = known.get("docs/choosing.md")
-    if not _shows_catalogue(choosing):
-        yield from check_told(choosing, "docs/choosing.md", list(classes()), "method")
+    table = known.get("docs/methods.md")
+    if not _shows_catalogue(table):
+        yield from check_told(table, "docs/methods.md", list(classes()), "method")
     yield from check_told(known.get("docs/experiments.md"), "docs/experiments.md", experiments.names(), "experiment")
     for page in pages:
         yield from check_listed(page, experiments.names())

@@ -98,7 +98,7 @@ def check_navigation(pages: Sequence[Page], named: Sequence[str]) -> Iterator[Fa
 
 
 def check_lists(pages: Sequence[Page]) -> Iterator[Fault]:
-    """Find pages that the list which should have them leaves out: docs/index.md, README.md, the decisions' own.
+    """Find pages that the list which should have them leaves out: docs/index.md, or the decisions' own.
 
     Yields:
         One fault per page and list.
@@ -113,8 +113,6 @@ def check_lists(pages: Sequence[Page]) -> Iterator[Fault]:
         lists = [] if page.path == "docs/index.md" or not page.path.startswith("docs/") else ["docs/index.md"]
         if page.path.startswith("docs/decisions/0"):
             lists = ["docs/decisions/README.md"]
-        elif page.path.startswith("docs/tutorials/"):
-            lists = ["docs/index.md", "README.md"]
         for name in lists:
             if name in linked and page.path not in linked[name]:
                 yield page.fault(1, f"{name} does not link to the page")

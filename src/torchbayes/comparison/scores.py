@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes import metrics
-from torchbayes.assess.constant import constant, r_squared
+from torchbayes.assess.baselines import constant, r_squared
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.certainty import (

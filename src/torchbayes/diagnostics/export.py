@@ -84,21 +84,27 @@ def to_arviz(
         "log_likelihood": likelihood,
         "observed_data": _named("observed_data", observed_data, "targets"),
     }
-    return _from_groups({
-        group: {name: _array(values) for name, values in tensors.items()}
-        for group, tensors in groups.items()
-        if tensors
-    })
+    return from_groups(groups)
 
 
-def _from_groups(groups: dict[str, dict[str, Any]]) -> Any:
+def from_groups(groups: Mapping[str, Mapping[str, Tensor]]) -> Any:
+    """Return groups of named tensors as arviz holds them, without those that are empty.
+
+    Raises:
+        ImportError: If arviz is not installed.
+    """
     try:
         import arviz
     except ImportError as error:
         raise ImportError("`to_arviz` needs arviz, which is not installed. Run: pip install arviz") from error
+    arrays = {
+        group: {name: _array(values) for name, values in tensors.items()}
+        for group, tensors in groups.items()
+        if tensors
+    }
     # Version 1 removed InferenceData and made the mapping of groups the first argument.
     make: Any = arviz.from_dict
-    return make(**groups) if hasattr(arviz, "InferenceData") else make(groups)
+    return make(**arrays) if hasattr(arviz, "InferenceData") else make(arrays)
 
 
 def _named(argument: str, values: Named | None, name: str) -> dict[str, Tensor]:

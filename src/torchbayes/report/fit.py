@@ -9,10 +9,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from torchbayes.assess.baselines import baselines, described, warnings_of
+from torchbayes.assess.baselines import baselines, described, r_squared, warnings_of
 from torchbayes.assess.columns.dependence import importance
 from torchbayes.assess.columns.table import TablePredictor, predictor_of
-from torchbayes.assess.constant import r_squared
 from torchbayes.assess.evaluate import Evaluation, evaluate
 from torchbayes.assess.intervals import Numbers, predicted_numbers
 from torchbayes.catalogue.config import CONFIG, read_config

@@ -1,4 +1,4 @@
-"""The costs in docs/choosing.md are what the code does: gradients are counted, and the numbers of states and files."""
+"""The costs in docs/cost.md are what the code does: gradients are counted, and the numbers of states and files."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from torchbayes.curvature.passes import _EXTRA
 from torchbayes.methods.protocol import Method
 from torchbayes.methods.sampler import Sampler
 
-TEXT = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "cost.md").read_text(encoding="utf-8")
 CLASSES, MEMBERS, RANK = 10, 2, 3
 SGD = tb.SGD(0.01)
 SHORT: dict[str, Any] = {"chains": MEMBERS, "steps": 3, "burn_in": 1}
@@ -24,7 +24,7 @@ SHORT: dict[str, Any] = {"chains": MEMBERS, "steps": 3, "burn_in": 1}
 
 def row(method: str, above: str) -> list[str]:
     """The cells of the row that begins with a method, in the table under a heading."""
-    section = TEXT.partition(f"### {above}\n")[2].partition("\n##")[0]
+    section = TEXT.partition(f"## {above}\n")[2].partition("\n##")[0]
     (found,) = [line for line in section.splitlines() if line.startswith("| ") and method in line.split("|")[1]]
     return [cell.strip() for cell in found.strip("|").split("|")]
 
