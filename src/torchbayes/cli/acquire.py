@@ -38,7 +38,7 @@ def acquire(argv: list[str]) -> None:
     chosen = _parsed(argv)
     chosen |= {name: str(full_path(chosen[name])) for name in ("pool", "test") if chosen[name] is not None}
     problem, method, directory = problem_of(chosen), chosen["method"], Path(chosen["directory"])
-    config = {**entries(problem), "method": describe(method), **{name: chosen[name] for name in _ASKED}}
+    config = configuration(chosen)
     trusted = ["--trust"] if foreign_code(config) else []
     with resumable(["torchbayes", "acquire", "--directory", str(directory), "--resume", *trusted]):
         if chosen["pool"] is not None:
@@ -63,6 +63,12 @@ def acquire(argv: list[str]) -> None:
     print_table(page.round_table(done.rounds))
     print_table(page.gain_table(done.rounds))
     print(f"Report: {short_path(written)}")
+
+
+def configuration(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a directory records of the options."""
+    asked = {name: chosen[name] for name in _ASKED}
+    return {**entries(problem_of(chosen)), "method": describe(chosen["method"]), **asked}
 
 
 def _parsed(argv: list[str]) -> dict[str, Any]:

@@ -176,7 +176,10 @@ EXPERIMENT = Experiment(
         "small": AcquisitionRecipe(),
         "paper": AcquisitionRecipe(pool=20_000, rounds=30, members=50, epochs=400),
     },
-    cost={"small": "", "paper": ""},
+    cost={
+        "small": "half a minute of one core for a seed",
+        "paper": "about an hour of one core for a seed (an estimate)",
+    },
     run=run,
     summarise=summarise,
 )
