@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchbayes.acquisition.reading import Rows
 
-_NUMBERS = 2**25  # that are kept of the best rows, at most
+_NUMBERS = 2**24  # that are kept of the best rows, at most
 _BLOCK = 64  # rows that are tried at once
 
 
@@ -28,32 +28,41 @@ class Best:
     values_B: np.ndarray = field(default_factory=lambda: np.zeros(0))
     keys_B: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
     places_B: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    waiting: list[tuple[Any, ...]] = field(default_factory=list)  # rows that may be among the best
     dropped: float = -float("inf")  # the largest value of a row that is not kept
 
     def add(self, rows: Rows, values_B: np.ndarray, *, keys_B: np.ndarray, places_B: np.ndarray) -> None:
-        """Add rows, and keep the best; of equal rows one."""
+        """Add rows, of which the best are kept; of equal rows one."""
         if not self.room:
             return
         least = self.values_B[-1] if len(self.values_B) == self.room else -np.inf
         near = np.flatnonzero(values_B >= least)  # few, once the best are full
         if len(near) < len(values_B):
             self.dropped = max(self.dropped, float(np.delete(values_B, near).max()))
-        if not len(near):
+        if len(near):
+            part = rows.some(torch.from_numpy(near))
+            self.waiting.append((part, values_B[near], keys_B[near], places_B[near]))
+        if sum(part[0].rows for part in self.waiting) > self.room // 2:  # seldom: all that is kept is copied
+            self.settle()
+
+    def settle(self) -> None:
+        """Put rows that wait among the best."""
+        if not self.waiting:
             return
-        values = np.concatenate([self.values_B, values_B[near]])
-        keys, places = np.concatenate([self.keys_B, keys_B[near]]), np.concatenate([self.places_B, places_B[near]])
-        first = np.unique(keys, return_index=True)[1]
-        order = first[np.lexsort((keys[first], -values[first]))]
+        before = [] if self.rows is None else [(self.rows, self.values_B, self.keys_B, self.places_B)]
+        parts, values, keys, places = zip(*before, *self.waiting, strict=True)
+        values_B, keys_B, places_B = np.concatenate(values), np.concatenate(keys), np.concatenate(places)
+        first = np.unique(keys_B, return_index=True)[1]
+        order = first[np.lexsort((keys_B[first], -values_B[first]))]
         if len(order) > self.room:
-            self.dropped = max(self.dropped, float(values[order[self.room]]))
+            self.dropped = max(self.dropped, float(values_B[order[self.room]]))
         kept = order[: self.room]
-        new = rows.some(torch.from_numpy(near))
-        together = new if self.rows is None else type(new).joined([self.rows, new])  # type: ignore[list-item]
-        self.rows = together.some(torch.from_numpy(kept))
-        self.values_B, self.keys_B, self.places_B = values[kept], keys[kept], places[kept]
+        self.rows = type(parts[0]).joined(parts).some(torch.from_numpy(kept))
+        self.values_B, self.keys_B, self.places_B, self.waiting = values_B[kept], keys_B[kept], places_B[kept], []
 
     def greedy(self, k: int, *, seed: int) -> Batch:
         """Return the places of k rows, each of which adds most to those before, by information alone as values."""
+        self.settle()
         assert self.rows is not None
         state, bounds, chosen, exact = self.rows.batch(seed=seed), self.values_B.copy(), [], True
         for _ in range(k):
@@ -66,6 +75,7 @@ class Best:
 
     def together(self, places: Tensor, *, seed: int) -> float:
         """Return the information of rows at these places together, which are among the best, in nats."""
+        self.settle()
         assert self.rows is not None
         state, where = self.rows.batch(seed=seed), {place: row for row, place in enumerate(self.places_B.tolist())}
         for place in places.tolist():
