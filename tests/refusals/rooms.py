@@ -742,6 +742,25 @@ TRAINERS = {
             "snapshots": FLAG,
         },
     ),
+    "trainers.Optimizer": Case(
+        trainers.Optimizer,
+        lambda: {
+            "network": things.net(),
+            "model": things.model(),
+            "method": tb.SGLD(chains=1),
+            "num_data": 10,
+            "steps_per_epoch": 2,
+            "seed": 0,
+        },
+        {
+            "network": (*OBJECT, torch.nn.Linear(2, 7)),
+            "model": OBJECT,
+            "method": (*OBJECT, tb.SGLD, tb.SWAG(), tb.SGLD(chains=2)),
+            "num_data": COUNT,
+            "steps_per_epoch": COUNT,
+            "seed": SEED,
+        },
+    ),
 }
 
 ROOMS = {

@@ -12,19 +12,24 @@ from typing import Any
 
 from torchbayes.driver.run import describe
 from torchbayes.report import Picture, Table
+from torchbayes.report.style import one_page
 from torchbayes_experiments.files import as_json, folder_in, load_or_compute, read_json, write_whole
 from torchbayes_experiments.verdicts import Part, Verdict
 
 
 class _Late(Sequence[Any]):
-    """What an iterable yields, made when it is first looked at: a verdict alone takes no time for drawing."""
+    """What an iterable yields, made when it is first looked at: a verdict alone takes no time for drawing.
+
+    A method has the same look in all its figures.
+    """
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
 
     @cached_property
     def _made(self) -> tuple[Any, ...]:
-        return tuple(self._source)
+        with one_page():
+            return tuple(self._source)
 
     def __getitem__(self, place: Any) -> Any:
         return self._made[place]

@@ -42,7 +42,6 @@ from torchbayes.driver.log import History
 from torchbayes.methods.protocol import Method
 from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.model import Model
-from torchbayes.model.sources.sources import Source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import (
@@ -79,8 +78,8 @@ def describe(settings: Any) -> Any:
     return [describe(setting) for setting in settings] if isinstance(settings, tuple) else settings
 
 
-def describe_run(model: Model, source: Source, method: Method, *, seed: int, space: Subspace | None) -> dict[str, Any]:
-    """Return what identifies a run: method, seed, rows, model and layout."""
+def describe_run(model: Model, source: Any, method: Method, *, seed: int, space: Subspace | None) -> dict[str, Any]:
+    """Return what identifies a run: method, seed, model, layout, and `num_data` and `steps_per_epoch` of a source."""
     settings = describe(method)
     if method.needs.chain:  # a longer run is the same run
         settings.pop("steps")
@@ -165,12 +164,12 @@ class MemoryShelf:
     def __init__(self, shard: Shard) -> None:
         """Make an empty shelf, for the members of this process."""
         self._shard = shard
-        self._draws: list[Tensor] = []
+        self.draws: list[Tensor] = []  # each (M, D), in the order in which they were taken
 
     def add(self, weights_MD: Tensor | None) -> None:
         """Keep a copy of the weights; None is ignored."""
         if weights_MD is not None:
-            self._draws.append(self._shard.gather(weights_MD.clone()))
+            self.draws.append(self._shard.gather(weights_MD.clone()))
 
     @property
     def count(self) -> int | None:
@@ -187,9 +186,9 @@ class MemoryShelf:
 
     def weights_MSD(self) -> Tensor:
         """Return the draws, (M, S, D), a view of memory in the order (S, M, D) in which they were taken."""
-        if not self._draws:
+        if not self.draws:
             raise ValueError(_NONE)
-        return torch.stack(self._draws).transpose(0, 1)
+        return torch.stack(self.draws).transpose(0, 1)
 
     def packed(self, posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and the header of the posterior's file."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from torchbayes.model.sources.sources import Source
-from torchbayes.posteriors.problems import not_finite
+from torchbayes.posteriors.problems import checked, not_finite, warn_of, warn_unchecked
 
 
 class History(Protocol):
@@ -88,6 +88,15 @@ class Ended(Ending):
 
     def look(self, case: Case) -> list[str]:
         return finite(case)
+
+
+def judged(posterior: Any, ending: Ending, source: Source, *, known: Sequence[str]) -> Any:
+    """Return a posterior with its problems, those `known` before included, and warn of them; the run kept no log."""
+    problems, raised = checked(lambda: ending.problems(Case(posterior, source, NoHistory())))
+    posterior = posterior.with_problems((*known, *problems))
+    warn_of(posterior.problems)
+    warn_unchecked(raised)
+    return posterior
 
 
 def first(bad_M: Tensor) -> list[int]:

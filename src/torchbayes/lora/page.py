@@ -15,11 +15,13 @@ from torchbayes.lora.scores import BASE, Score, interval_table, right_of, table
 from torchbayes.lora.setup import Setup, words
 from torchbayes.report import Picture, Table, acquisition, figures, write_report
 from torchbayes.report.html import save_pictures
+from torchbayes.report.style import one_page
 
 PAGE = "report.html"
 _DOUBTFUL, _LETTERS = 12, 160  # questions of the table, and letters of a text in it
 
 
+@one_page()
 def write(run: Run, scores: Mapping[str, Score]) -> Path:
     """Write the page into the directory of a run and return its path."""
     if run.directory is None:

@@ -12,18 +12,18 @@ import torchbayes.metrics as measures
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, uncertainty
 from torchbayes.checks import check_kind
 from torchbayes.comparison.certainty import Certainty, Further, certainties, resampled_detection
+from torchbayes.lora.learned import source_of
 from torchbayes.lora.methods import METHODS
 from torchbayes.lora.run import MODE, Run
 from torchbayes.metrics.scoring import hits
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_described
-from torchbayes.predictive.linearised import Linearised
+from torchbayes.posteriors.problems import naming
 from torchbayes.report import Table
 
 BASE = "base"
 FILE = "scores.json"
 KEPT = 0.8  # share of questions on which selective accuracy is told
-_SAMPLES = 1000  # outputs of a linearised network, which cost no pass
 _COLUMNS = {
     "accuracy": ("accuracy", ".1%", "high"),
     "nll": ("NLL", ".3f", "low"),
@@ -56,18 +56,6 @@ class Score:
         return _values(self.evaluation, self.other)
 
 
-def source_of(posterior: Any, draws: int, *, seed: int = 0) -> Any:
-    """Return what predicts for a posterior: drawn functions, or outputs of the linearised network for Laplace.
-
-    Drawn are `draws` functions, rounded up to a multiple of the members; of trained networks each one, once.
-    """
-    if posterior.of_linearised:
-        return Linearised(posterior, "samples", samples=_SAMPLES, seed=seed)
-    members = posterior.members
-    single = posterior.default_draws == members  # each member is a network
-    return posterior.functions(members if single else -(-draws // members) * members, seed=seed)
-
-
 def score(run: Run) -> dict[str, Score]:
     """Evaluate every method of a run, and the base without an adapter, on its test questions.
 
@@ -87,7 +75,10 @@ def score(run: Run) -> dict[str, Score]:
     check_kind(Run, "a run, as `fit` gives it", run=run)
     began = {} if run.start is None else {MODE: run.start}
     sources = {**began, **run.posteriors, BASE: run.setup.without_adapter()}
-    pairs = {name: _judged(run, posterior) for name, posterior in sources.items()}
+    pairs = dict[str, tuple[Evaluation, Scores | None]]()
+    for name, posterior in sources.items():
+        with naming(label_of(name)):
+            pairs[name] = _judged(run, posterior)
     seed = run.setup.settings.seed
     further = {name: _further(*pair, seed=seed) for name, pair in pairs.items()}
     fitted = {name: pair[0] for name, pair in pairs.items() if name != BASE}

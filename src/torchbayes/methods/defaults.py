@@ -20,6 +20,11 @@ class Defaults:
     """Defaults of the protocol `torchbayes.methods.protocol.Method`."""
 
     carries = "nothing"  # to the next task of a sequence, see `Onward`
+    single_gradient = False  # whether it is a `SingleGradient`
+
+    def gradient_point(self, density: Any, state: Any) -> Tensor:
+        """Return the weights at which a `SingleGradient` takes its next gradient, (M, D); by default the state's."""
+        return state.weights_MD
 
     @property
     def choices(self) -> tuple[Choice, ...]:

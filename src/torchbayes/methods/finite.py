@@ -107,19 +107,21 @@ def largest(batch: Batch | None) -> float:
 
 
 def looked_at(
-    now: Any, batch: Batch, seen: Seen, *, advice: str = "or lower the learning rate, or the `rho` of SAM"
+    now: Any, batch: Batch | None, seen: Seen, *, advice: str = "or lower the learning rate, or the `rho` of SAM"
 ) -> tuple[Seen, ...]:
     """Return the steps that remain to be checked, this one included, after checking those that are due.
 
-    Raises DivergedError if a step was not finite; its message ends with `advice`.
+    Raises DivergedError if a step was not finite; its message ends with `advice`. `batch` is None where another
+    program has computed the gradient.
     """
     unseen = (*now.unseen, seen)
     if not due(unseen, last=(now.step + 1) % now.steps_per_epoch == 0):
         return unseen
     if (bad := first_unsound(unseen)) is not None:
+        values = "Standardise" if batch is None else f"The batch holds values up to {largest(batch):.3g}: standardise"
         raise DivergedError(
             f"the fit diverged at step {bad.step} of {now.total_steps}: the loss of member {bad.member} is "
-            f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values up to "
-            f"{largest(batch):.3g}: standardise inputs and targets if they are large, {advice}."
+            f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. {values} inputs and targets "
+            f"if they are large, {advice}."
         )
     return ()

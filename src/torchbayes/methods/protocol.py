@@ -178,6 +178,22 @@ class Method(Protocol[Result_co]):
         ...
 
 
+class SingleGradient(Method[Any], Protocol):
+    """A method that takes one gradient of a minibatch in each step, at weights that are known before the step.
+
+    Another program may compute that gradient (`torchbayes.trainers.Optimizer`).
+    """
+
+    @property
+    def single_gradient(self) -> bool:
+        """Whether this is so with these settings."""
+        ...
+
+    def gradient_point(self, density: Any, state: Any) -> Tensor:
+        """Return the weights (M, D) at which the next step takes its gradient: the state's, or a draw around them."""
+        ...
+
+
 class Continued(Method[Any], Protocol):
     """A method whose result is carried from one task of a sequence to the next."""
 

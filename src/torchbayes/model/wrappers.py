@@ -79,13 +79,21 @@ def plainly_named(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return {name.replace(f"{_INSIDE}.", ""): tensor for name, tensor in named}
 
 
-def differentiated(module: nn.Module) -> nn.Module:
-    """Return a module of whose layers with norms (DoRA) gradients are those of the outputs; it is changed in place."""
-    for part in module.modules():
+def without_norms(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers, by name, whose backward pass leaves out the norms that they divide by: DoRA of PEFT."""
+    found = {}
+    for name, part in module.named_modules():
         has_norm = type(part).__module__.startswith("peft.") and hasattr(part, "get_weight_norm")
         if has_norm and _with_norm not in part._forward_pre_hooks.values():
-            part.register_forward_pre_hook(_with_norm, with_kwargs=True)
-            part.register_forward_hook(_without_norm, always_call=True)
+            found[name] = part
+    return found
+
+
+def differentiated(module: nn.Module) -> nn.Module:
+    """Return a module of whose layers with norms (DoRA) gradients are those of the outputs; it is changed in place."""
+    for part in without_norms(module).values():
+        part.register_forward_pre_hook(_with_norm, with_kwargs=True)
+        part.register_forward_hook(_without_norm, always_call=True)
     return module
 
 

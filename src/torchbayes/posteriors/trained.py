@@ -78,7 +78,7 @@ def weights_of(model: Model, trained: Trained, source: str) -> Weights:
         raise TypeError(f"`{source}` must be a module, a state dict or the path of a checkpoint; got {seen(trained)}.")
     if not tensors:
         raise ValueError(f"{source} holds no tensors by name, as a state dict does. {_SAVE}")
-    network, tensors = model.network, _renamed(model, {n: t.detach() for n, t in tensors.items()}, source)
+    network, tensors = model.network, renamed(model, {n: t.detach() for n, t in tensors.items()}, source)
     _check_shapes(network.shapes + Layout.of(network.buffers), tensors, source)
     check_values(tensors, source)
     _check_constants(model, tensors, source)
@@ -128,7 +128,7 @@ def _state_of(content: Any) -> dict[str, Tensor]:
     return {name: t for name, t in inner.items() if isinstance(name, str) and isinstance(t, Tensor)}
 
 
-def _renamed(model: Model, held: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+def renamed(model: Model, held: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     """Return the tensors of a trained network, under the model's names where it has them, else under their own.
 
     A ValueError if a random parameter is missing, or all are found below several prefixes.

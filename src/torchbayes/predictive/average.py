@@ -15,12 +15,14 @@ from torchbayes.metrics._checks import check_probs
 from torchbayes.model.likelihoods import Categorical, Custom
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.likelihoods.quantiles import check_level
+from torchbayes.native.process import undisturbed_methods
 from torchbayes.predictive.classes import Decision, check_ordered, class_probs, decided
 from torchbayes.predictive.columns import frame_of, overview_of
 from torchbayes.predictive.intervals import central_interval
 from torchbayes.predictive.mixture import Mixture
 
 
+@undisturbed_methods
 @shown(overview_of)
 @dataclass(frozen=True)
 class Predictive(Mixture):

@@ -37,7 +37,7 @@ from torchbayes.linalg.matrices import eigh
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.model import Model, check_finite
-from torchbayes.native.process import outside_inference
+from torchbayes.native.process import outside_inference, undisturbed_methods
 from torchbayes.posteriors.functions import Functions as Drawn
 from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
@@ -57,6 +57,7 @@ class Functions(NamedTuple):
     covariance_MBKK: Tensor  # J Σ Jᵀ of each place, (M, B, ..., K, K); or only its diagonal, (M, B, ..., K)
 
 
+@undisturbed_methods
 @shown_by("link", "posterior")
 @dataclass(frozen=True)
 class Linearised:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_kind, check_memory, is_whole, optional, seen
 from torchbayes.health.descent import Descended
-from torchbayes.health.ending import Case, NoHistory
+from torchbayes.health.ending import judged
 from torchbayes.methods.moments import Moments
 from torchbayes.methods.optimise.learned import learned_at
 from torchbayes.model.description import CONSTANTS, check_layout, check_model, describe_model, fingerprint
@@ -36,7 +36,7 @@ from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import BUFFERS
-from torchbayes.posteriors.problems import checked, note, warn_of, warn_unchecked
+from torchbayes.posteriors.problems import note
 from torchbayes.posteriors.trained import Trained, Weights, named, weights_of
 
 _Result = TypeVar("_Result", Point, Gaussian)
@@ -181,11 +181,7 @@ class Collector(Generic[_Result]):
             moments, end = _with_learned(model, moments, end, source=source)
         posterior = self.method.averaged(model, moments, end.buffers).calibrated(source.inputs)
         ending = Descended(weights_MD=end.weights_MD, buffers=end.buffers, averaged=True)
-        problems, raised = checked(lambda: ending.problems(Case(posterior, source, NoHistory())))
-        posterior = posterior.with_problems((*faults, *problems))
-        warn_of(posterior.problems)
-        warn_unchecked(raised)
-        return posterior
+        return judged(posterior, ending, source, known=faults)
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write what has been collected to a safetensors file, atomically.

@@ -67,6 +67,7 @@ class SMILE(Stochastic, Sampler):
     noise_share: float = 0.1
 
     adapts = True
+    single_gradient = False  # some steps also measure the density where they lead
     kinetics = Isokinetic()
 
     def __post_init__(self) -> None:

@@ -85,6 +85,7 @@ class Stochastic:
 
     adapts: ClassVar[bool] = False
     has_momentum: ClassVar[bool] = True
+    single_gradient = True
     rate: ClassVar[float]
     preconditioned_rate: ClassVar[float]
     least_floor: ClassVar[float] = 1e-7
@@ -260,7 +261,7 @@ def look(method: Any, density: Density, state: Any, *, batch: Any, donate: bool)
 
     Raises DivergedError if every chain has ended, and ValueError if the density has the wrong shape.
     """
-    weights_MD, track, number = state.weights_MD, state.track, state.step
+    weights_MD, track, number = method.gradient_point(density, state), state.track, state.step
     step_size = method.step_size_at(number, density)
     track.check(method, step_size)
     value, faults = evaluated(density, weights_MD, known_MD=track.sound_MD, batch=batch)

@@ -119,6 +119,16 @@ class IVON(Runs, NaturalGradient):
         super().__post_init__()
         check_pairs(self.draws, antithetic=self.antithetic)
 
+    @property
+    def single_gradient(self) -> bool:  # type: ignore[override]  # unlike that of other methods, it depends on a setting
+        """Whether a step takes one gradient: with one draw."""
+        return self.draws == 1
+
+    def gradient_point(self, density: LogDensity, state: State) -> Tensor:
+        """Return the first draw of the next step, (M, D), where it takes a gradient; in scratch space of the state."""
+        _draw(self, state, target_of(density, state.mean_MD))
+        return state.drawn_SMD[0]
+
     def decay(self, total_steps: int) -> float:
         """Return β₂ in a run of `total_steps`."""
         return max(0.0, 1 - _TURNS / total_steps) if self.hessian_decay is None else self.hessian_decay

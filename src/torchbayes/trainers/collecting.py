@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torchbayes.checks import check_counts, check_flags, check_kind, optional, plain, whole
 from torchbayes.methods.optimise.averaging import USUAL_SNAPSHOTS, is_even
 from torchbayes.methods.optimise.collector import Collector
+from torchbayes.trainers.hooks import lightning_base
 
 _FILE = "collector.safetensors"
 
@@ -139,14 +139,9 @@ class Collecting:
         Raises:
             ImportError: if Lightning is not installed.
         """
-        try:
-            base: Any = import_module("lightning.pytorch").Callback
-        except ImportError:
-            base = import_module("pytorch_lightning").Callback
-
         collecting = self
 
-        class Callback(base):
+        class Callback(lightning_base()):
             """Collects in the hooks of a Lightning Trainer."""
 
             seen = 0  # steps of the optimiser at the end of the last batch
