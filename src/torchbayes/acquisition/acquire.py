@@ -17,7 +17,7 @@ from torchbayes.acquisition.rounds import AcquisitionWarning
 from torchbayes.calls import explained
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_name, seen, whole
 from torchbayes.display import Overview, shown
-from torchbayes.native.process import without_autocast
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.problems import note
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import predict
@@ -73,7 +73,7 @@ class Acquired:
     problems: tuple[str, ...] = field(default=())
 
 
-@without_autocast
+@undisturbed
 @explained()
 def acquire(
     posterior: Any,
