@@ -8,6 +8,7 @@ from importlib import import_module
 from types import ModuleType
 
 from torchbayes import calibration
+from torchbayes.acquisition.acquire import Acquired, acquire
 from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
@@ -70,6 +71,7 @@ from torchbayes.selection import fit
 __version__ = "0.1.0"
 
 _ROOMS = (
+    "acquisition",
     "adapters",
     "botorch",
     "compression",
@@ -95,6 +97,7 @@ def __getattr__(name: str) -> ModuleType:
 __all__ = [
     "SAM",
     "SGD",
+    "Acquired",
     "Adam",
     "AdamW",
     "Approximation",
@@ -152,6 +155,7 @@ __all__ = [
     "WarmUp",
     "WeightedMixture",
     "__version__",
+    "acquire",
     "as_prior",
     "calibration",
     "coresets",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import torchbayes as tb
+from tests.acquisition.refusals import ACQUISITION
 from tests.adapters.refusals import ADAPTERS
 from tests.conformal.refusals import CONFORMAL
 from tests.decisions.refusals import DECISIONS
@@ -776,6 +777,7 @@ ROOMS = {
     **CALIBRATION,
     **CONFORMAL,
     **DECISIONS,
+    **ACQUISITION,
     **ADAPTERS,
     **LORA,
 }

@@ -9,7 +9,19 @@ from tests.refusals.pictures import PICTURES
 from tests.refusals.rooms import ROOMS
 from tests.refusals.settings import SETTINGS
 from tests.refusals.verbs import VERBS
-from torchbayes import adapters, data, diagnostics, evidence, geometry, lora, metrics, networks, report, trainers
+from torchbayes import (
+    acquisition,
+    adapters,
+    data,
+    diagnostics,
+    evidence,
+    geometry,
+    lora,
+    metrics,
+    networks,
+    report,
+    trainers,
+)
 from torchbayes import sklearn as estimators
 from torchbayes.report import figures
 
@@ -18,6 +30,7 @@ ROOMS_OF = {
     "": tb,
     "likelihoods.": tb.likelihoods,
     "priors.": tb.priors,
+    "acquisition.": acquisition,
     "adapters.": adapters,
     "metrics.": metrics,
     "diagnostics.": diagnostics,
@@ -73,6 +86,7 @@ RESULTS |= {
     "geometry.LearningCoefficient",
     "geometry.Spectrum",
 }
+RESULTS |= {"Acquired", "acquisition.Acquired", "acquisition.Round", "acquisition.Study"}
 RESULTS |= {"lora.Round", "lora.Run", "lora.Score", "lora.Study"}
 PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore", "decisions.NumberCost"}

@@ -22,6 +22,7 @@ from torchbayes.catalogue.models import known
 from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import nearest
 from torchbayes.cli.abstain import abstain
+from torchbayes.cli.acquire import acquire
 from torchbayes.cli.compare import compare, evidence
 from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.lora import lora
@@ -309,6 +310,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evidence": evidence,
     "diagnose": diagnose,
     "report": report,
+    "acquire": acquire,
     "lora": lora,
     "reproduce": reproduce,
     "list": list_,

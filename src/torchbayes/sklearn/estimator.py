@@ -211,6 +211,21 @@ class BayesianEstimator(BaseEstimator):
         if hasattr(self, "_rows"):
             check_held_out(self.preparation_(self._rows.table), rows)
 
+    def posterior_at(self, X: Any) -> tuple[Any, torch.Tensor]:
+        """Return the posterior, and rows as inputs of its networks: what `torchbayes.acquire` and other verbs take.
+
+        Args:
+            X: rows.
+
+        Returns:
+            The posterior and the inputs, float32 (B, D').
+
+        Raises:
+            ValueError: if the columns are not those of the training rows.
+        """
+        check_is_fitted(self)
+        return self.posterior_, self.preparation_(checked_rows(self, X, reset=False)[0])
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but the training rows, which may be many, and nobody else's business."""
         state: Any = super().__getstate__()
@@ -299,9 +314,8 @@ def average_blocks(estimator: BayesianEstimator, X: Any) -> Iterator[tuple[Predi
     Each block has the same number of rows, so that a row gives the same numbers, bit for bit, whatever other rows there
     are: sums over draws round in another way where there are fewer rows. The last block is filled with its last row.
     """
-    check_is_fitted(estimator)
-    inputs = estimator.preparation_(checked_rows(estimator, X, reset=False)[0])
-    source = as_source(estimator.posterior_, None, estimator.seed_)
+    posterior, inputs = estimator.posterior_at(X)
+    source = as_source(posterior, None, estimator.seed_)
     with threads(estimator.n_jobs):
         for block in inputs.split(_BLOCK):
             filled = torch.cat([block, block[-1:].expand(_BLOCK - len(block), -1)])
