@@ -182,5 +182,10 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
-    headline=Headline("test error on the digits, mean over rounds", tuple(LABELS.values()), where=("digits",)),
+    headline=Headline(
+        "error of test digits, mean over the rounds",
+        tuple(LABELS.values()),
+        table="Error of test rows",
+        where=("digits",),
+    ),
 )
