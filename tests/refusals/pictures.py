@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.refusals.nonsense import COUNT, FLAG, MAPPING, NAMED, NAN, OBJECT, PATH, WORD, Case, but
+from tests.refusals.nonsense import COUNT, FLAG, MAPPING, NAMED, NAN, NOT_NEGATIVE, OBJECT, PATH, WORD, Case, but
 from torchbayes import report
 from torchbayes.report import figures
 
@@ -169,6 +169,22 @@ PICTURES = {
         figures.referral_curves,
         lambda: {"methods": {"HMC": (_GRID, 1 - _GRID / 5)}},
         {"methods": (*_METHODS, {"HMC": 3}, {"HMC": (_GRID,)}, {"HMC": (_GRID, _GRID[:3])}, {"HMC": ("text", _GRID)})},
+    ),
+    "figures.risk_curves": Case(
+        figures.risk_curves,
+        lambda: {"methods": {"HMC": (_GRID, _GRID / 5)}},
+        {
+            "methods": (
+                *_METHODS,
+                {"HMC": 3},
+                {"HMC": (_GRID,)},
+                {"HMC": (_GRID, _GRID[:3])},
+                {"HMC": ("text", _GRID)},
+            ),
+            "limit": but(NOT_NEGATIVE, None),
+            "chosen": (3, "text", (0.5,), (NAN, 0.1), (0.5, -1.0)),
+            "loss": NAMED,
+        },
     ),
     "figures.confusion_matrix": Case(
         figures.confusion_matrix,

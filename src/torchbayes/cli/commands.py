@@ -21,6 +21,8 @@ from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
 from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import nearest
+from torchbayes.cli.abstain import abstain
+from torchbayes.cli.acquire import acquire
 from torchbayes.cli.compare import compare, evidence
 from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.lora import lora
@@ -304,9 +306,11 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tune": tune,
     "evaluate": evaluate,
     "predict": predict,
+    "abstain": abstain,
     "evidence": evidence,
     "diagnose": diagnose,
     "report": report,
+    "acquire": acquire,
     "lora": lora,
     "reproduce": reproduce,
     "list": list_,

@@ -135,9 +135,11 @@ def _predict(chosen: Mapping[str, Any], run: Any) -> None:
 
 def _acquire(chosen: Mapping[str, Any]) -> None:
     """Learn in rounds, and print the numbers of each."""
+    from torchbayes.acquisition.rounds import Sizes
     from torchbayes.lora import page
-    from torchbayes.lora.acquire import Sizes, acquire
+    from torchbayes.lora.acquire import acquire
     from torchbayes.lora.methods import DEFAULT
+    from torchbayes.report import acquisition
 
     settings, (method, *others) = _settings(chosen), chosen["method"] or [DEFAULT]
     if others:
@@ -157,5 +159,5 @@ def _acquire(chosen: Mapping[str, Any]) -> None:
     if chosen["json"]:
         print(json.dumps([asdict(each) for each in study.rounds], indent=1))
     else:
-        print_table(page.round_table(study.rounds))
+        print_table(acquisition.round_table(study.rounds, what="questions"))
     point_to(written, opened=chosen["open"], name=None if chosen["json"] else "Report")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from string import ascii_uppercase as LETTERS
 
-import torch
-
 from torchbayes import metrics
 from torchbayes.adapters.questions import Question
-from torchbayes.lora.acquire import WAYS, Round, Study
+from torchbayes.lora.acquire import Study
 from torchbayes.lora.methods import METHODS
 from torchbayes.lora.run import Run
 from torchbayes.lora.scores import BASE, Score, interval_table, right_of, table
 from torchbayes.lora.setup import Setup, words
-from torchbayes.report import Picture, Table, figures, write_report
+from torchbayes.report import Picture, Table, acquisition, figures, write_report
 from torchbayes.report.evaluation import class_rows
 from torchbayes.report.html import save_pictures
 from torchbayes.report.live import Judged, texts
@@ -24,7 +22,6 @@ from torchbayes.report.style import one_page
 
 PAGE = "report.html"
 _DOUBTFUL, _LETTERS = 12, 160  # questions of the table, and letters of a text in it
-_LABELS = {"bald": "most informative (BALD)", "random": "at random"}
 
 
 @one_page()
@@ -135,43 +132,17 @@ def _short(text: str) -> str:
     return text if len(text) <= _LETTERS else f"{text[:_LETTERS]}…"
 
 
-def round_table(rounds: Sequence[Round]) -> Table:
-    """Return the numbers of a study in active learning, round by round."""
-    by_way = {way: [each for each in rounds if each.way == way] for way in WAYS}
-    columns = [f"{name}, {way}" for name in ("accuracy", "NLL") for way in ("BALD", "random")]
-    rows = []
-    for pair in zip(*by_way.values(), strict=True):
-        rows.append([pair[0].questions, *(each.metrics[name] for name in ("accuracy", "nll") for each in pair)])
-    return Table(
-        ["questions", *columns],
-        rows,
-        "Numbers on the test questions, after learning from so many of the pool: those that the posterior was least "
-        "sure of (BALD), or some at random.",
-        formats={name: ".1%" if name.startswith("accuracy") else ".3f" for name in columns},
-    )
-
-
 def write_rounds(study: Study) -> Path:
     """Write the page of a study in active learning into its directory and return its path."""
     if study.directory is None:
         raise ValueError("the study has no directory for its page. Run it with `directory`.")
-    by_way = {_LABELS[way]: [each for each in study.rounds if each.way == way] for way in WAYS}
-    places = [each.questions for each in next(iter(by_way.values()))]
-    panels = {
-        label: {way: torch.tensor([[each.metrics[name]] for each in some]) for way, some in by_way.items()}
-        for label, name in (("accuracy", "accuracy"), ("NLL (nats)", "nll"))
-    }
-    picture = Picture(
-        "Numbers on the test questions by how many were learned from",
-        figures.measure_curves(panels, places, label="questions learned from", percent=["accuracy"]),
-        f"{METHODS[study.method].label}. One seed: small differences may be chance.",
-    )
-    return write_report(
-        study.directory / "rounds.html",
+    return acquisition.write_rounds(
+        study.directory,
+        study.rounds,
         title=f"Active learning with {Path(study.setup.base.name).name}",
         lead=words(study.setup),
-        tables=[round_table(study.rounds)],
-        figures=save_pictures(study.directory, {"rounds": picture}),
+        what="questions",
+        caption=f"{METHODS[study.method].label}. One seed: small differences may be chance.",
         settings=_settings(study.setup),
     )
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import torchbayes.metrics as measures
@@ -187,9 +186,3 @@ def _caption(scores: Mapping[str, Score]) -> str:
     if aside is not None:
         text += f" AUROC: how well the entropy tells {len(aside.entropy):,} other questions from these."
     return f"{text} Base alone: the base answers without an adapter."
-
-
-def disagreement(source: Any, rows: Mapping[str, Tensor], *, chunk_size: int) -> Tensor:
-    """Return the mutual information of the answer and the weights at questions, (N,) in nats, float64 (BALD)."""
-    with torch.no_grad():
-        return uncertainty(source, rows, chunk_size=chunk_size).mutual_information.double()

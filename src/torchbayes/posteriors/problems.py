@@ -76,9 +76,9 @@ def warn_unchecked(raised: str, what: str = "this posterior") -> None:
         note(text)
 
 
-def note(text: str) -> None:
+def note(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn, in whole sentences, at the caller's line outside the package."""
-    warnings.warn(with_name(text), stacklevel=_levels_to_caller())
+    warnings.warn(with_name(text), category, stacklevel=_levels_to_caller())
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -73,6 +73,8 @@ class Predictive(Mixture):
     def decide(self, loss_AK: Any) -> Decision:
         """Return the action of least expected loss at each input, argmin_a Σ_k loss(a, k) p(k | x, D).
 
+        `torchbayes.decide` takes costs with names, and costs of numbers.
+
         Args:
             loss_AK: loss of action a when class k is true, (A, K) finite numbers in any units; a gain is a negative
                 loss. For Bernoulli (A, 2): the columns are 0 and 1.

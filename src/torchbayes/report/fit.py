@@ -279,9 +279,11 @@ def _curves(fitted: FittedRun, keys: list[str], *, over: str) -> Picture:
     )
 
 
-def write_fit(directory: Path, fitted: FittedRun) -> Path:
-    """Write `report.html` and its pictures, replacing earlier ones; return its path."""
+def write_fit(directory: Path, fitted: FittedRun, also: Section | None = None) -> Path:
+    """Write `report.html` and its pictures, replacing earlier ones, and another section first; return its path."""
     tables, drawn, remarks = run_sections(fitted)
+    if also is not None:
+        tables, drawn, remarks = [*also.tables, *tables], {**also.pictures, **drawn}, [*also.remarks, *remarks]
     return write_report(
         directory / "report.html",
         title=f"{capital(fitted.label)} on {fitted.setup.data.name}",

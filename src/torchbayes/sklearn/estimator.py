@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -21,9 +22,11 @@ from torchbayes.catalogue.tables import HIDDEN
 from torchbayes.checks import check_flags, check_function, check_kind, optional
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
+from torchbayes.decisions.abstain import check_held_out
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import build, mlp
 from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.mixture import some_rows
 from torchbayes.predictive.predict import as_source, predict
 from torchbayes.selection.fit import fit
 from torchbayes.sklearn.automatic import is_automatic, method_of, prior_of
@@ -180,6 +183,49 @@ class BayesianEstimator(BaseEstimator):
         with threads(self.n_jobs):
             return page_of(self, X, y, given=given_rows(self, X, y, reset=False))
 
+    def predictive(self, X: Any) -> Predictive:
+        """Return the model average at rows, for `torchbayes.decide` and the like; numbers are in standardised units.
+
+        Args:
+            X: rows.
+
+        Returns:
+            The predictive of classes, in the order of `classes_`, or of numbers, in the units of `target_units_`.
+        """
+        blocks = [some_rows(average, slice(count)) for average, count in average_blocks(self, X)]
+        outputs = torch.cat([block.outputs_SBK for block in blocks], dim=1)
+        spreads = [block.function_variance for block in blocks if block.function_variance is not None]
+        return replace(blocks[0], outputs_SBK=outputs, function_variance=torch.cat(spreads, dim=1) if spreads else None)
+
+    def check_held_out(self, X: Any) -> None:
+        """Check that rows are none of the fit, as far as a fitted estimator still has these; files do not hold them.
+
+        Args:
+            X: rows.
+
+        Raises:
+            ValueError: if more rows have the inputs of rows of the fit than new ones would have by chance.
+        """
+        check_is_fitted(self)
+        rows = self.preparation_(checked_rows(self, X, reset=False)[0])
+        if hasattr(self, "_rows"):
+            check_held_out(self.preparation_(self._rows.table), rows)
+
+    def posterior_at(self, X: Any) -> tuple[Any, torch.Tensor]:
+        """Return the posterior, and rows as inputs of its networks: what `torchbayes.acquire` and other verbs take.
+
+        Args:
+            X: rows.
+
+        Returns:
+            The posterior and the inputs, float32 (B, D').
+
+        Raises:
+            ValueError: if the columns are not those of the training rows.
+        """
+        check_is_fitted(self)
+        return self.posterior_, self.preparation_(checked_rows(self, X, reset=False)[0])
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but the training rows, which may be many, and nobody else's business."""
         state: Any = super().__getstate__()
@@ -268,9 +314,8 @@ def average_blocks(estimator: BayesianEstimator, X: Any) -> Iterator[tuple[Predi
     Each block has the same number of rows, so that a row gives the same numbers, bit for bit, whatever other rows there
     are: sums over draws round in another way where there are fewer rows. The last block is filled with its last row.
     """
-    check_is_fitted(estimator)
-    inputs = estimator.preparation_(checked_rows(estimator, X, reset=False)[0])
-    source = as_source(estimator.posterior_, None, estimator.seed_)
+    posterior, inputs = estimator.posterior_at(X)
+    source = as_source(posterior, None, estimator.seed_)
     with threads(estimator.n_jobs):
         for block in inputs.split(_BLOCK):
             filled = torch.cat([block, block[-1:].expand(_BLOCK - len(block), -1)])
