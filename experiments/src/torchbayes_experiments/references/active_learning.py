@@ -21,7 +21,7 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes import acquisition
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import classifier
 from torchbayes_experiments.streams import Purpose, generator
 
@@ -182,4 +182,10 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline(
+        "error of test digits, mean over the rounds",
+        tuple(LABELS.values()),
+        table="Error of test rows",
+        where=("digits",),
+    ),
 )
