@@ -37,8 +37,9 @@ def test_every_experiment_has_a_record_and_a_page_that_agree() -> None:
 def test_every_card_has_the_topic_the_verdict_and_the_numbers_of_its_record() -> None:
     page = gallery.gallery()
     cards = re.findall(r'<article class="finding" id="(\w+)" data-topic="([^"]+)" data-verdict="([^"]+)">', page)
-    assert {name for name, _, _ in cards} == set(NAMES)
-    assert len(cards) == len(NAMES)
+    assert {name for name, _, _ in cards} == {folder.name for folder in gallery.RECORDED.iterdir()}
+    listed = re.findall(r"<li><code>(\w+)</code>", page)
+    assert sorted([*listed, *(name for name, _, _ in cards)]) == sorted(NAMES)
     for record, (name, topic, verdict) in zip(gallery.records(), cards, strict=True):
         assert (record.experiment, record.verdict) == (name, verdict)
         assert topic == gallery.TOPICS[NAMES[name]]

@@ -16,7 +16,7 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.report import Picture, Table, style
 from torchbayes.report.style import looks
-from torchbayes_experiments import Experiment, Findings, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.streams import Purpose, generator, mix
 from torchbayes_experiments.tables import banded_line
 
@@ -245,4 +245,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("best value found, network of 200 inputs", (WIDE,)),
 )
