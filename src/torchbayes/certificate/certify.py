@@ -9,8 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torchbayes.calls import explained
 from torchbayes.certificate.budget import Budget
 from torchbayes.certificate.case import Case, first_rows, fitting
@@ -28,7 +26,7 @@ from torchbayes.model.batches.batch import batch_size, tensors_of
 from torchbayes.model.model import Model
 from torchbayes.model.sources.informed import informed_by
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.process import without_autocast
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import ProblemWarning, warn_of
 from torchbayes.predictive.linearised import checked
@@ -47,8 +45,7 @@ _MADE: dict[str, Callable[..., Check]] = {
 }
 
 
-@torch.inference_mode(False)
-@without_autocast
+@undisturbed
 @explained()
 def certify(
     posterior: Posterior,
