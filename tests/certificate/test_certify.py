@@ -157,7 +157,7 @@ def test_sizes_of_errors_are_those_that_were_put_in() -> None:
 def test_right_posteriors_seldom_raise_an_alarm() -> None:
     """Ten certificates with other seeds: at 5 %, three alarms have a probability of .012."""
     posterior = exact(model(), rows())
-    budget = tb.Budget(checks=("simulation",), simulations=40, rows=20)
+    budget = tb.Budget(checks=("simulation",), simulations=30, rows=20)
     grades = [tb.certify(posterior, rows(), exact, budget=budget, seed=s).grade for s in range(10)]
     assert grades.count("green") >= 8
 
