@@ -347,3 +347,14 @@ def test_a_prior_that_the_fit_chose_is_chosen_again() -> None:
     other = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(1.0))
     with pytest.raises(ValueError, match="`model`"):
         tb.certify(chosen, data, fit, model=other)
+
+
+def test_a_known_problem_is_shown_and_leaves_nothing_green() -> None:
+    check = tb.Check("k-hat", "green", {"k-hat": 0.1}, meaning="Good.")
+    found = tb.Certificate((check,), problems=("chain 2 never moved",))
+    assert found.grade == "amber"
+    assert "1 problem" in repr(found)
+    assert "chain 2 never moved" in found.page().html
+    assert tb.Certificate((check,)).grade == "green"
+    assert tb.Certificate(()).grade == "not judged"
+    assert "Nothing could be judged" in tb.Certificate(()).page().html

@@ -52,10 +52,12 @@ class Check:
 
 
 def _overview(certificate: Certificate) -> Overview:
-    facts = {check.name: check.grade for check in certificate}
-    rows = [(check.name, check.grade, check.text, check.meaning) for check in certificate]
     return Overview(
-        f"Certificate: {certificate.grade}", facts, header=("check", "grade", "numbers", "meaning"), rows=rows
+        f"Certificate: {certificate.grade}",
+        {check.name: check.grade for check in certificate},
+        header=("check", "grade", "numbers", "meaning"),
+        rows=[(check.name, check.grade, check.text, check.meaning) for check in certificate],
+        problems=certificate.problems,
     )
 
 

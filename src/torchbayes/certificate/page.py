@@ -24,7 +24,10 @@ def page_of(certificate: Any) -> Page:
     drawn = [_picture(check) for check in certificate if check.curves]
     return page(
         title=f"Certificate: {certificate.grade}",
-        lead="\n\n".join([f"{capital(certificate.subject)}.", _lead(certificate)]),
+        lead="\n\n".join([
+            *filter(None, [certificate.subject and f"{capital(certificate.subject)}."]),
+            _lead(certificate),
+        ]),
         tables=[check_table(certificate), _words(certificate)],
         figures=drawn,
     )
