@@ -21,6 +21,7 @@ from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
 from torchbayes.continual import Learned, Task, coresets, sequence
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
+from torchbayes.distillation import distill
 from torchbayes.driver import Chains, Event, sample
 from torchbayes.methods.laplace.subnetwork import subnetwork
 from torchbayes.methods.laplace.tuning import tune
@@ -73,6 +74,7 @@ _ROOMS = (
     "compression",
     "conformal",
     "data",
+    "distillation",
     "experiments",
     "geometry",
     "lora",
@@ -156,6 +158,7 @@ __all__ = [
     "detection",
     "diagnose",
     "difference",
+    "distill",
     "evaluate",
     "fidelity",
     "fit",

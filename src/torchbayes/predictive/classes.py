@@ -10,6 +10,7 @@ from torch.distributions import Distribution
 
 from torchbayes.checks import as_numbers
 from torchbayes.metrics.uncertainty import entropies, rows_at_once
+from torchbayes.model.likelihoods.dirichlet import DirichletCategorical
 
 
 class Decision(NamedTuple):
@@ -100,6 +101,9 @@ def average_entropies(distribution: Distribution) -> tuple[Tensor, Tensor, Tenso
     for rows in parameters.split(rows_at_once(parameters), dim=1):
         by_rows.append(entropies(_pairs(rows.double(), by_logits=by_logits, binary=binary)))
     total, expected, mutual = (torch.cat(parts) for parts in zip(*by_rows, strict=True))
+    if isinstance(classes, DirichletCategorical):  # the probabilities of each draw are uncertain themselves
+        within = DirichletCategorical(classes.log_concentration.double()).mutual_information().mean(0)
+        return total, expected - within, mutual + within
     return total, expected, mutual
 
 

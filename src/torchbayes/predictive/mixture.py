@@ -169,8 +169,10 @@ def _check_parts(mixture: Mixture) -> None:
     shape = tuple(outputs_SBK.shape)
     if len(shape) < 2 or not outputs_SBK.numel():
         raise ValueError(f"`outputs_SBK` must have shape (S, B, K); got {shape}.")
-    if spread is not None and spread.shape != outputs_SBK.shape:
-        raise ValueError(f"`function_variance` must have the shape of outputs, {shape}; got {tuple(spread.shape)}.")
+    if spread is not None and spread.shape != (wanted := mixture._noise.batch_shape):
+        raise ValueError(
+            f"`function_variance` must have the shape of means, {tuple(wanted)}; got {tuple(spread.shape)}."
+        )
     check_outputs(mixture.likelihood, outputs_SBK)
 
 

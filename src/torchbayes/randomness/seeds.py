@@ -171,6 +171,8 @@ class Purpose(enum.IntEnum):
     CALIBRATING = 212  # rows of an estimator that calibrate, and are not fitted
     BASELINES = 213  # rows that predictors without a network learn from
     SHUFFLED_COLUMN = 214  # other values of a column, to see how much it matters
+    # distillation
+    TRANSFER = 230  # mixtures of rows at which a teacher is asked
     # sites
     SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions

@@ -1,0 +1,125 @@
+"""distill: S functions of a posterior into one network, which says at once what their average says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.calls import explained
+from torchbayes.checks import as_seed, check_choice, check_counts, check_kind, optional
+from torchbayes.distillation.heads import Head, NumbersHead, head_of
+from torchbayes.distillation.networks import last_of
+from torchbayes.distillation.student import Build, Student, learning, predicting, student_network
+from torchbayes.distillation.transfer import can_mix, inputs_of, with_mixtures
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.model.batches.batch import batch_size, rows_of
+from torchbayes.model.model import Model
+from torchbayes.native.process import without_autocast
+from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.predict import Source, as_source
+from torchbayes.selection import fit
+
+_MIXTURES = 4  # of each row
+_ROWS = 1024
+_HEADS = ("auto", "dirichlet", "gaussian")
+
+
+@without_autocast
+@explained()
+def distill(
+    posterior: Posterior | Functions | Source,
+    inputs: Any,
+    network: nn.Module | Callable[[], nn.Module] | None = None,
+    *,
+    head: Literal["auto", "dirichlet", "gaussian"] = "auto",
+    method: MAP | None = None,
+    mixtures: int | None = None,
+    draws: int | None = None,
+    seed: int = 0,
+) -> Student:
+    """Return one network that repeats S functions: their mean, and what they say of their own uncertainty.
+
+    It is trained to give, at each of the inputs, the teacher's mean and mutual information (classes), or its mean,
+    noise and variance of the mean (numbers). The teacher is taken as `predict` gives it with these draws, so that a
+    student of five functions has the disagreement of five. A student speaks of one input at a time: it has no
+    functions, and no correlation between inputs.
+
+    Args:
+        posterior: the teacher: a posterior, functions drawn from one, or a closed form such as `Linearised` that says
+            more than one function does.
+        inputs: at which the teacher is asked, without targets: as for `predict`, or a Dataset. Training inputs serve,
+            and more is better: the student knows the teacher only where it asked.
+        network: of the student, with `width` times as many outputs as the teacher's (see below). None copies the
+            teacher's and widens its last layer. A module's weights are drawn anew.
+        head: "dirichlet" for classes takes as many outputs as the teacher. "gaussian", which is "auto", takes two for
+            each: mean and standard deviation of each logit, of the log rate of a count and the like; or three for
+            numbers with normal noise.
+        method: how to train; by default `MAP(optimizer=Adam(3e-3))`, whose length held-out rows choose.
+        mixtures: further inputs for each row, each of whose numbers is taken from this row or another; 4 by default,
+            and 0 unless inputs are a single tensor of real numbers.
+        draws: S, a multiple of the members; the posterior's default if None, and needed for Laplace posteriors.
+        seed: seed of draws, mixtures and training.
+
+    Returns:
+        The student, for `predict`, `evaluate` and `uncertainty`.
+
+    Raises:
+        ValueError: if the teacher is a single function, there are fewer than two rows, inputs cannot be mixed, the
+            last layer cannot be widened, or the network gives another number of outputs.
+        TypeError: if an argument is of another kind.
+    """
+    check_choice(_HEADS, head=head)
+    optional(partial(check_counts, least=0), mixtures=mixtures)
+    optional(check_kind, MAP, "MAP, which trains one network", method=method)
+    source, seed = as_source(posterior, draws, seed), as_seed(seed)
+    if source.model.shared or source.model.coupled:
+        raise ValueError("inputs that rows share, and rows that depend on each other, cannot be distilled row by row.")
+    rows = _all_inputs(source.model, inputs, mixtures, seed)
+    first = source.predictive(rows_of(rows, slice(2)))
+    chosen, outputs = head_of(head, first), first.outputs_SBK.shape[-1]
+    if isinstance(chosen, NumbersHead):
+        outputs = first.mean.shape[-1]
+    build = Build(outputs, None if network is not None else _layer(source.model, chosen, outputs))
+    made = student_network(source.model, chosen, build, network)
+    student = learning(source.model, chosen, *made)
+    moments = _moments(source, rows, chosen)
+    _check_width(student, rows_of(rows, slice(2)), chosen.width * outputs)
+    point = fit(student, (rows, moments), method or MAP(optimizer=Adam(3e-3)), seed=seed)
+    return Student(replace(point, model=predicting(source.model, chosen, *made)), chosen, build, source)
+
+
+def _layer(model: Model, head: Head, outputs: int) -> str | None:
+    """Return the layer to widen: the last, also where it is wide enough, as a student's network is a copy."""
+    return last_of(model.network.module, outputs=head.width * outputs)
+
+
+def _check_width(model: Model, inputs: Any, wanted: int) -> None:
+    """Raise a ValueError unless a student's network gives so many outputs."""
+    made = model.network(model.network.initial, inputs)
+    if made.shape[-1] != wanted:
+        raise ValueError(
+            f"the student's network must give {wanted} outputs; it gives {made.shape[-1]}. Its last layer may not be the "
+            f"last that is called: give `network`, with {wanted} outputs."
+        )
+
+
+def _all_inputs(model: Model, inputs: Any, mixtures: int | None, seed: int) -> Any:
+    """Return inputs and their mixtures; a ValueError if mixtures are wanted where there can be none."""
+    rows = inputs_of(model, inputs)
+    if mixtures and not can_mix(rows):
+        raise ValueError(f"inputs that are no single tensor of real numbers cannot be mixed; got mixtures={mixtures}.")
+    count = (_MIXTURES if can_mix(rows) else 0) if mixtures is None else mixtures
+    return with_mixtures(rows, count, seed)
+
+
+def _moments(source: Source, rows: Any, head: Head) -> Tensor:
+    """Return the teacher's moments at all rows, piece by piece."""
+    pieces = (rows_of(rows, slice(a, a + _ROWS)) for a in range(0, batch_size(rows), _ROWS))
+    return torch.cat([head.moments(source.predictive(piece)) for piece in pieces])
