@@ -14,7 +14,7 @@ from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_choice, check_counts, check_kind, optional
 from torchbayes.distillation.heads import Head, NumbersHead, head_of
 from torchbayes.distillation.networks import last_of
-from torchbayes.distillation.student import Build, Student, learning, predicting, student_network
+from torchbayes.distillation.student import Build, Student, model_of, student_network
 from torchbayes.distillation.transfer import can_mix, inputs_of, with_mixtures
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import Adam
@@ -86,18 +86,15 @@ def distill(
     chosen, outputs = head_of(head, first), first.outputs_SBK.shape[-1]
     if isinstance(chosen, NumbersHead):
         outputs = first.mean.shape[-1]
-    build = Build(outputs, None if network is not None else _layer(source.model, chosen, outputs))
-    made = student_network(source.model, chosen, build, network)
-    student = learning(source.model, chosen, *made)
+    width = chosen.width * outputs
+    build = Build(outputs, last_of(source.model.network.module, outputs=width) if network is None else None)
+    made = student_network(source.model, chosen, build, given=network)
+    student = model_of(source.model, chosen, made)
     moments = _moments(source, rows, chosen)
-    _check_width(student, rows_of(rows, slice(2)), chosen.width * outputs)
+    _check_width(student, rows_of(rows, slice(2)), width)
     point = fit(student, (rows, moments), method or MAP(optimizer=Adam(3e-3)), seed=seed)
-    return Student(replace(point, model=predicting(source.model, chosen, *made)), chosen, build, source)
-
-
-def _layer(model: Model, head: Head, outputs: int) -> str | None:
-    """Return the layer to widen: the last, also where it is wide enough, as a student's network is a copy."""
-    return last_of(model.network.module, outputs=head.width * outputs)
+    predicting = model_of(source.model, chosen, made, predicts=True)
+    return Student(replace(point, model=predicting), chosen, build, source)
 
 
 def _check_width(model: Model, inputs: Any, wanted: int) -> None:
@@ -105,8 +102,8 @@ def _check_width(model: Model, inputs: Any, wanted: int) -> None:
     made = model.network(model.network.initial, inputs)
     if made.shape[-1] != wanted:
         raise ValueError(
-            f"the student's network must give {wanted} outputs; it gives {made.shape[-1]}. Its last layer may not be the "
-            f"last that is called: give `network`, with {wanted} outputs."
+            f"the student's network must give {wanted} outputs; it gives {made.shape[-1]}. Give `network`, a module of "
+            f"your own with {wanted} outputs."
         )
 
 

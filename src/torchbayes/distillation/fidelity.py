@@ -45,7 +45,7 @@ class Fidelity:
     """How close a student is to its teacher.
 
     Attributes:
-        numbers: row -> name -> number; a row for each set of inputs, and `SET (floor)` for the halves of the draws. With
+        numbers: row -> name -> number; a row for each set of inputs, and `SET (floor)` for halves of the draws. With
             targets a score such as `nll` has the student's in the first, and `SET (teacher)` has the teacher's.
         latency_ratio: time of the teacher's prediction of up to 256 rows over that of the student's.
     """
@@ -69,9 +69,8 @@ def compared(teacher: Source, student: Source, sets: Any) -> Fidelity:
     if not sets:
         raise ValueError("`inputs_by_name` is empty; give at least one set, such as {'test': inputs}.")
     numbers: dict[str, dict[str, float]] = {}
-    ratio = float("nan")
     for name, given in sets.items():
-        inputs, targets = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+        inputs, targets = _apart(given)
         taught, learned = predict(teacher, inputs), predict(student, inputs)
         numbers[name] = distances(learned, taught)
         if targets is not None:
@@ -79,13 +78,20 @@ def compared(teacher: Source, student: Source, sets: Any) -> Fidelity:
             numbers[f"{name} (teacher)"] = _scores(taught, targets)
         if (halves := _halves(taught)) is not None:
             numbers[f"{name} ({FLOOR})"] = distances(*halves)
-        if ratio != ratio:
-            placed = place_inputs(teacher.model, inputs)
-            few = rows_of(placed, slice(min(_TIMED, batch_size(placed))))
-            ratio = _seconds(lambda few=few: teacher.predictive(few)) / _seconds(
-                lambda few=few: student.predictive(few)
-            )
-    return Fidelity(numbers, ratio)
+    first = next(iter(sets.values()))
+    return Fidelity(numbers, _latency_ratio(teacher, student, _apart(first)[0]))
+
+
+def _apart(given: Any) -> tuple[Any, Any]:
+    """Return inputs and targets, None if there are none."""
+    return given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+
+
+def _latency_ratio(teacher: Source, student: Source, inputs: Any) -> float:
+    """Return the time of the teacher's prediction of a few rows over that of the student's."""
+    placed = place_inputs(teacher.model, inputs)
+    few = rows_of(placed, slice(min(_TIMED, batch_size(placed))))
+    return _seconds(lambda: teacher.predictive(few)) / _seconds(lambda: student.predictive(few))
 
 
 def distances(predictive: Predictive, reference: Predictive) -> dict[str, float]:

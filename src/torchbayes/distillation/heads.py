@@ -37,7 +37,7 @@ from torchbayes.predictive.average import Predictive
 NODES = 64
 """Values of ε at which a Gaussian over outputs is averaged."""
 _LEAST = 1e-4  # standard deviation of an output, and relative variance of a number, that no head goes below
-_TINY = 1e-12
+_TINY = 1e-10
 
 
 class Reading(NamedTuple):
@@ -225,8 +225,8 @@ def _class_loss(log_probs: Tensor, information: Tensor, moments: Tensor) -> Tens
 
 
 def _root(values: Tensor) -> Tensor:
-    """Return a root whose slope is finite at 0."""
-    return (values + _TINY).sqrt()
+    """Return a root whose slope is finite at 0; rounding may have left less than 0."""
+    return (values.clamp_min(0.0) + _TINY).sqrt()
 
 
 def head_of(word: str, predictive: Predictive) -> Head:
@@ -241,8 +241,8 @@ def head_of(word: str, predictive: Predictive) -> Head:
         raise ValueError(f"the head 'dirichlet' is for the Categorical likelihood; this one is {name}. Use 'gaussian'.")
     if predictive.draws == 1 and predictive.function_variance is None:
         raise ValueError(
-            "the teacher is a single function, or a closed form without draws, and says nothing of its uncertainty. Give "
-            "`draws`, such as 30, or a posterior of several members."
+            "the teacher is a single function, or a closed form without draws, and says nothing of its uncertainty. "
+            "Give `draws`, such as 30, or a posterior of several members."
         )
     axis = int(getattr(likelihood, "class_axis", -1))
     if word == "dirichlet":
@@ -251,8 +251,8 @@ def head_of(word: str, predictive: Predictive) -> Head:
         return NumbersHead()
     if predictive.parameters or predictive.function_variance is not None:
         raise ValueError(
-            f"{name} has learned parameters, or outputs in closed form, and no head repeats it. Normal noise, Categorical, "
-            f"Bernoulli, Poisson and StudentT have one."
+            f"{name} has learned parameters, or outputs in closed form, and no head repeats it. Normal noise, "
+            f"Categorical, Bernoulli, Poisson and StudentT have one."
         )
     return OutputsHead(classes=isinstance(likelihood, Categorical), class_axis=axis)
 

@@ -19,7 +19,6 @@ from torchbayes.distillation.module import StudentModule
 from torchbayes.distillation.networks import widened
 from torchbayes.model.description import CONSTANTS, check_layout, check_model, describe_model, fingerprint
 from torchbayes.model.layout import Random
-from torchbayes.model.likelihoods import Likelihood
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Model
 from torchbayes.model.network import module_at
@@ -182,7 +181,7 @@ def load(path: str | Path, model: Model, network: nn.Module | Callable[[], nn.Mo
         had, do = ("no", "Leave it out") if network is not None else ("a", "Give it")
         raise ValueError(f"the student of {path} had {had} network of its own. {do}: `network`.")
     try:
-        made = predicting(model, head, *student_network(model, head, build, network))
+        made = model_of(model, head, student_network(model, head, build, given=network), predicts=True)
     except AttributeError as error:
         raise ValueError(f"{path} does not fit the network of this model: {error}. Give the teacher's.") from error
     path = Path(path)
@@ -193,35 +192,35 @@ def load(path: str | Path, model: Model, network: nn.Module | Callable[[], nn.Mo
     return Student(point, head, build)
 
 
-def student_network(model: Model, head: Head, build: Build, network: Any) -> tuple[Any, Random]:
+def student_network(model: Model, head: Head, build: Build, *, given: Any) -> tuple[Any, Random]:
     """Return a student's network, the one given or a widened copy, and which of its parameters are trained.
 
     Those of a copy are the ones that are random in the teacher, wholly.
     """
     if build.layer is None:
-        return network, "*"
+        return given, "*"
     random = model.network.random
     made = widened(module_at(model.network, model.network.weights()), build.layer, head.width)
     return made, [*random] if isinstance(random, Mapping) else random
 
 
-def predicting(model: Model, head: Head, network: Any, random: Random) -> Model:
-    """Return the model of a student's predictions, which reads batches as the teacher's does."""
-    return _made(model, head.likelihood(unweighted(model.likelihood)), network, random, batch=model._hook)
+def model_of(model: Model, head: Head, network: tuple[Any, Random], *, predicts: bool = False) -> Model:
+    """Return the model that a student is trained under, or that of its predictions, which reads the teacher's batches.
 
-
-def learning(model: Model, head: Head, network: Any, random: Random) -> Model:
-    """Return the model that a student is trained under."""
-    return _made(model, head, network, random, batch=lambda pair: (pair[0], pair[1]))
-
-
-def _made(model: Model, likelihood: Likelihood, network: Any, random: Random, *, batch: Any) -> Model:
+    `network` is what `student_network` gave.
+    """
+    module, random = network
     return Model(
-        network,
-        likelihood,
+        module,
+        head.likelihood(unweighted(model.likelihood)) if predicts else head,
         Flat(),
         random=random,
-        batch=batch,
+        batch=model._hook if predicts else _pair,
         chunk_size=model.chunk_size,
         autocast=model.autocast,
     )
+
+
+def _pair(pair: Any) -> tuple[Any, Any]:
+    """Return inputs and moments as they are, whatever batches the teacher's model takes."""
+    return pair[0], pair[1]
