@@ -90,7 +90,9 @@ def test_gaussian_logits_are_met_exactly() -> None:
 def test_nodes_integrate_a_softmax_of_gaussian_logits() -> None:
     mean, std = normal(6, 4, seed=4), 0.3 + normal(6, 4, seed=5).abs()
     outputs = torch.cat([mean, _softplus_inverse(std - 1e-4)], dim=-1)
-    read = Predictive(OutputsHead(classes=True).read(outputs, normal_nodes(4)).outputs_SBK, tb.likelihoods.Categorical())
+    read = Predictive(
+        OutputsHead(classes=True).read(outputs, normal_nodes(4)).outputs_SBK, tb.likelihoods.Categorical()
+    )
     sampled = Predictive(mean + std * normal(40_000, 6, 4, seed=6), tb.likelihoods.Categorical())
     assert_close(read.probs, sampled.probs, rtol=0, atol=0.012)
     assert_close(read.mutual_information, sampled.mutual_information, rtol=0.08, atol=0.006)

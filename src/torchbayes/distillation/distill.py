@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_choice, check_counts, check_kind, optional
 from torchbayes.distillation.heads import Head, NumbersHead, head_of
-from torchbayes.distillation.networks import last_of
+from torchbayes.distillation.networks import last_of, size_of
 from torchbayes.distillation.student import Build, Student, model_of, student_network
 from torchbayes.distillation.transfer import can_mix, inputs_of, with_mixtures
 from torchbayes.methods.optimise.map import MAP
@@ -56,11 +56,10 @@ def distill(
             more than one function does.
         inputs: at which the teacher is asked, without targets: as for `predict`, or a Dataset. Training inputs serve,
             and more is better: the student knows the teacher only where it asked.
-        network: of the student, with `width` times as many outputs as the teacher's (see below). None copies the
-            teacher's and widens its last layer. A module's weights are drawn anew.
-        head: "dirichlet" for classes takes as many outputs as the teacher. "gaussian", which is "auto", takes two for
-            each: mean and standard deviation of each logit, of the log rate of a count and the like; or three for
-            numbers with normal noise.
+        network: of the student, with the outputs that its head takes. None copies the teacher's and widens its last
+            layer. Weights are drawn anew.
+        head: "dirichlet" takes K outputs for K classes. "gaussian", which is "auto", takes 2 K for K logits, log rates
+            and the like, means and then standard deviations; and 3 K for K numbers with normal noise.
         method: how to train; by default `MAP(optimizer=Adam(3e-3))`, whose length held-out rows choose.
         mixtures: further inputs for each row, each of whose numbers is taken from this row or another; 4 by default,
             and 0 unless inputs are a single tensor of real numbers.
@@ -71,13 +70,16 @@ def distill(
         The student, for `predict`, `evaluate` and `uncertainty`.
 
     Raises:
-        ValueError: if the teacher is a single function, there are fewer than two rows, inputs cannot be mixed, the
-            last layer cannot be widened, or the network gives another number of outputs.
+        ValueError: if the teacher is a single function, no head repeats its likelihood, there are fewer than two rows,
+            inputs cannot be mixed, the last layer cannot be widened, the network gives another number of outputs, or
+            the method has several members.
         TypeError: if an argument is of another kind.
     """
     check_choice(_HEADS, head=head)
     optional(partial(check_counts, least=0), mixtures=mixtures)
     optional(check_kind, MAP, "MAP, which trains one network", method=method)
+    if method is not None and method.members != 1:
+        raise ValueError(f"`method` must have one member, as a student is one network; got {method.members}.")
     source, seed = as_source(posterior, draws, seed), as_seed(seed)
     if source.model.shared or source.model.coupled:
         raise ValueError("inputs that rows share, and rows that depend on each other, cannot be distilled row by row.")
@@ -86,15 +88,22 @@ def distill(
     chosen, outputs = head_of(head, first), first.outputs_SBK.shape[-1]
     if isinstance(chosen, NumbersHead):
         outputs = first.mean.shape[-1]
-    width = chosen.width * outputs
-    build = Build(outputs, last_of(source.model.network.module, outputs=width) if network is None else None)
+    wanted = chosen.width * outputs
+    build = Build(outputs) if network is not None else _widening(source.model, rows_of(rows, slice(2)), outputs, wanted)
     made = student_network(source.model, chosen, build, given=network)
     student = model_of(source.model, chosen, made)
     moments = _moments(source, rows, chosen)
-    _check_width(student, rows_of(rows, slice(2)), width)
+    _check_width(student, rows_of(rows, slice(2)), wanted)
     point = fit(student, (rows, moments), method or MAP(optimizer=Adam(3e-3)), seed=seed)
     predicting = model_of(source.model, chosen, made, predicts=True)
     return Student(replace(point, model=predicting), chosen, build, source)
+
+
+def _widening(model: Model, inputs: Any, outputs: int, wanted: int) -> Build:
+    """Return how a copy of the teacher's network gets the outputs wanted; a ValueError if its last layer cannot."""
+    module, given = model.network.module, model.network(model.network.initial, inputs).shape[-1]
+    layer = last_of(module, outputs=wanted)
+    return Build(outputs, layer, size_of(module, layer) * wanted // given)
 
 
 def _check_width(model: Model, inputs: Any, wanted: int) -> None:

@@ -11,6 +11,7 @@ from torchbayes.model.initialisation import copied
 from torchbayes.model.priors.multiplied import replaced
 
 _INSTEAD = "Give `network`, a module of your own with {outputs} outputs."
+_PLAIN = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 
 def last_of(network: nn.Module, *, outputs: int) -> str:
@@ -29,11 +30,14 @@ def last_of(network: nn.Module, *, outputs: int) -> str:
     return name
 
 
-_PLAIN = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
+def size_of(network: nn.Module, name: str) -> int:
+    """Return the number of outputs of a linear or convolutional layer."""
+    layer: Any = network.get_submodule(name)
+    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
 
 
-def widened(network: nn.Module, name: str, width: int) -> nn.Module:
-    """Return a copy of a network whose layer of this name has `width` times as many outputs, freshly drawn."""
+def widened(network: nn.Module, name: str, outputs: int) -> nn.Module:
+    """Return a copy of a network whose layer of this name has so many outputs, freshly drawn."""
     made = copied(network)
     old: Any = made.get_submodule(name)
     options: dict[str, Any] = {
@@ -42,9 +46,9 @@ def widened(network: nn.Module, name: str, width: int) -> nn.Module:
         "dtype": old.weight.dtype,
     }
     if isinstance(old, nn.Linear):
-        new: nn.Module = nn.Linear(old.in_features, width * old.out_features, **options)
+        new: nn.Module = nn.Linear(old.in_features, outputs, **options)
     else:
         names = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
         options |= {each: getattr(old, each) for each in names}
-        new = type(old)(old.in_channels, width * old.out_channels, **options)
+        new = type(old)(old.in_channels, outputs, **options)
     return replaced(made, old, new)

@@ -35,8 +35,9 @@ _KIND, _BUFFERS = "student", "buffers."
 class Build:
     """How a student's network is made of a teacher's: by widening a layer, or not at all."""
 
-    outputs: int  # of the teacher, K
-    layer: str | None  # None for a network of its own
+    outputs: int  # of the teacher's likelihood, K
+    layer: str | None = None  # None for a network of its own
+    size: int = 0  # outputs of this layer
 
 
 def _overview(student: Student) -> Overview:
@@ -195,13 +196,13 @@ def load(path: str | Path, model: Model, network: nn.Module | Callable[[], nn.Mo
 def student_network(model: Model, head: Head, build: Build, *, given: Any) -> tuple[Any, Random]:
     """Return a student's network, the one given or a widened copy, and which of its parameters are trained.
 
-    Those of a copy are the ones that are random in the teacher, wholly.
+    Those of a copy are the ones that are random in the teacher, wholly, and those of the new layer.
     """
     if build.layer is None:
         return given, "*"
     random = model.network.random
-    made = widened(module_at(model.network, model.network.weights()), build.layer, head.width)
-    return made, [*random] if isinstance(random, Mapping) else random
+    made = widened(module_at(model.network, model.network.weights()), build.layer, build.size)
+    return made, [*([random] if isinstance(random, str) else random), f"{build.layer}.*" if build.layer else "*"]
 
 
 def model_of(model: Model, head: Head, network: tuple[Any, Random], *, predicts: bool = False) -> Model:
