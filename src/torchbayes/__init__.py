@@ -21,7 +21,7 @@ from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
 from torchbayes.continual import Learned, Task, coresets, sequence
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
-from torchbayes.distillation import distill
+from torchbayes.distillation.distill import distill
 from torchbayes.driver import Chains, Event, sample
 from torchbayes.methods.laplace.subnetwork import subnetwork
 from torchbayes.methods.laplace.tuning import tune

@@ -15,7 +15,10 @@ from tests.oracles import assert_close, normal
 from torchbayes import distillation
 from torchbayes.networks import mlp
 
-pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning"),  # of students that are trained for a moment
+    pytest.mark.filterwarnings("ignore:members start at what initialisers give"),
+]
 _SHORT = tb.MAP(epochs=2)
 _LONG = tb.MAP(epochs=1500, optimizer=tb.Adam(0.01))
 _INPUTS = normal(30, 3).float()
@@ -41,8 +44,8 @@ def test_an_interpolating_student_repeats_its_teacher(head: Any) -> None:
     network = mlp(3, 8 if head == "gaussian" else 4, hidden=(40,)).double()
     student = tb.distill(teacher, inputs, network, head=head, mixtures=0, method=_LONG)
     learned, taught = student.predict(inputs), tb.predict(teacher, inputs)
-    assert_close(learned.probs, taught.probs, rtol=0, atol=3e-3)
-    assert_close(learned.mutual_information, taught.mutual_information, rtol=0.05, atol=1e-3)
+    assert_close(learned.probs, taught.probs, rtol=0, atol=0.01)
+    assert_close(learned.mutual_information, taught.mutual_information, rtol=0.05, atol=2e-3)
     assert_close(learned.entropy - learned.expected_entropy, learned.mutual_information, rtol=1e-9, atol=1e-12)
 
 
@@ -59,7 +62,7 @@ def test_a_linear_gaussian_regression_is_repeated() -> None:
     student = tb.distill(tb.Linearised(teacher), inputs, mlp(1, 3, hidden=(40,)).double(), mixtures=0, method=_LONG)
     learned = student.predict(inputs)
     assert_close(learned.mean, slope * inputs, rtol=0, atol=0.02)
-    assert_close(learned.aleatoric, torch.full_like(inputs, noise**2), rtol=0.03)
+    assert_close(learned.aleatoric, torch.full_like(inputs, noise**2), rtol=0.06)
     assert_close(learned.epistemic, inputs.square() / precision, rtol=0.1, atol=3e-4)
 
 
@@ -210,7 +213,9 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     student = tb.distill(ensemble(model), _INPUTS, method=_SHORT)
     path = student.save(tmp_path / "student.safetensors")
     with pytest.raises(ValueError, match="does not fit this model"):
-        distillation.load(path, classifier(5))
+        distillation.load(path, tb.Model(mlp(3, 4, hidden=(9,)), tb.likelihoods.Categorical()))
+    with pytest.raises(ValueError, match="made under another model"):
+        distillation.load(path, tb.Model(mlp(3, 4, hidden=(8,)), tb.likelihoods.Poisson()))
     with pytest.raises(ValueError, match="Leave it out"):
         distillation.load(path, model, mlp(3, 8))
     with pytest.raises(ValueError, match="not a student"):
@@ -222,17 +227,20 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         distillation.load(path, model)
 
 
-def test_to_onnx(tmp_path: Path) -> None:
+# The dense network stands for all, as in tests/posteriors/modules/test_modules.py.
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "head"), [("classes", "gaussian"), ("classes", "dirichlet"), ("numbers", "gaussian")])
+@pytest.mark.filterwarnings("ignore")
+def test_a_student_goes_to_onnx(name: str, head: Any, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    for head in ("gaussian", "dirichlet"):
-        module = tb.distill(ensemble(classifier()), _INPUTS, head=head, method=_SHORT).module()
-        rows = ({0: torch.export.Dim("rows", min=1)},)
-        program = torch.export.export(module, (_INPUTS[:4],), dynamic_shapes=rows)
-        names = list(module(_INPUTS[:4]))
-        path = tmp_path / f"{head}.onnx"
-        torch.onnx.export(program, dynamo=True, output_names=names).save(path)
-        session = runtime.InferenceSession(path)
-        given = session.run(None, {session.get_inputs()[0].name: _INPUTS.numpy()})
-        for key, value in zip(names, given, strict=True):
-            assert_close(torch.as_tensor(value), module(_INPUTS)[key], rtol=1e-4, atol=1e-5)
+    module = tb.distill(ensemble(_MODELS[name]()), _INPUTS, head=head, method=_SHORT).module(level=None)
+    names, shapes = list(module(_INPUTS)), ({0: torch.export.Dim("rows", min=1)},)
+    program: Any = torch.onnx.export(
+        module, (_INPUTS,), dynamo=True, dynamic_shapes=shapes, output_names=names, verbose=False
+    )
+    program.save(tmp_path / "student.onnx")
+    session = runtime.InferenceSession(tmp_path / "student.onnx")
+    given = session.run(names, {session.get_inputs()[0].name: _INPUTS[:2].numpy()})
+    for value, expected in zip(given, module(_INPUTS[:2]).values(), strict=True):
+        assert_close(torch.as_tensor(value), expected, rtol=1e-4, atol=1e-5)

@@ -28,6 +28,7 @@ ROOMS_OF = {
     "calibration.": tb.calibration,
     "compression.": tb.compression,
     "conformal.": tb.conformal,
+    "distillation.": tb.distillation,
     "data.": data,
     "networks.": networks,
     "report.": report,
@@ -43,6 +44,9 @@ RESULTS |= {
     "conformal.Conformal",
     "conformal.Jackknife",
     "conformal.Threshold",
+    "distillation.Fidelity",
+    "distillation.Student",
+    "distillation.StudentModule",
     "priors.Scaled",
     "adapters.Answers",
     "adapters.Continuations",
@@ -77,6 +81,7 @@ PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 # their own tests damage files
 FILES = {"adapters.read_questions", "load", "load_module", "calibration.load", "compression.load", "conformal.load"}
+FILES |= {"distillation.load"}
 ESTIMATORS = {"sklearn." + name for name in estimators.__all__}  # tests/sklearn: they check what they get in `fit`
 RUNS = {"lora." + name for name in ("acquire", "fit", "load", "predict", "score")}  # tests/lora: they need a base
 PROCESSES = {"adapters.shard"}  # needs a process group, as tests/native/test_sharding.py has it

@@ -47,12 +47,13 @@ def _of_classes(own: distributions.Categorical | distributions.Bernoulli) -> dic
 
 def _of_numbers(own: Distribution, spread: Tensor | None, level: float | None) -> dict[str, Tensor]:
     means, noise, predictive = own.mean, own.variance, own
+    mean = means.mean(0)  # the first of its kind, because ONNX gives the name `mean` to no other node then
     between = means.var(0, correction=0)
     if spread is not None:
         between = between + spread.mean(0)
         predictive = distributions.Normal(means, (noise + spread).sqrt(), validate_args=False)
     aleatoric = noise.mean(0)
-    moments = {"mean": means.mean(0), "variance": between + aleatoric, "epistemic": between, "aleatoric": aleatoric}
+    moments = {"mean": mean, "variance": between + aleatoric, "epistemic": between, "aleatoric": aleatoric}
     if level is None:
         return moments
     try:
