@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import module_at
 from torchbayes.model.priors import Flat
 from torchbayes.posteriors.files import read_tensors, write_tensors
+from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import Source, as_source, predict
@@ -77,6 +79,10 @@ class Student:
         """Standard normal values at which a Gaussian over outputs is averaged, (J, K)."""
         return normal_nodes(self.build.outputs).to(self.posterior.weights_MD)
 
+    @cached_property
+    def _function(self) -> Functions:
+        return self.posterior.functions()
+
     def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
         """Return the predictive at inputs, of one pass through the network.
 
@@ -88,7 +94,7 @@ class Student:
             ValueError: if there are no rows, or an output is not finite.
         """
         check_counts(chunk_size=chunk_size)
-        (outputs,) = self.posterior.functions()(inputs, chunk_size=chunk_size)
+        (outputs,) = self._function(inputs, chunk_size=chunk_size)
         read = self.head.read(outputs, self.nodes_JK.to(outputs))
         return Predictive(read.outputs_SBK, self.model.likelihood, function_variance=read.spread)
 
