@@ -170,7 +170,8 @@ def test_fidelity_of_the_teacher_to_itself_and_of_halves() -> None:
     assert_close(report.numbers["scored (teacher)"]["nll"], -taught.log_prob(labels).double().mean(), rtol=1e-5)
     assert report.latency_ratio > 0
     assert "| inputs (floor) |" in report.text()
-    assert "inputs (floor)" in report._repr_html_()
+    page: Any = report
+    assert "inputs (floor)" in page._repr_html_()
 
 
 def test_fidelity_of_numbers() -> None:

@@ -61,8 +61,8 @@ def distill(
         head: "dirichlet" takes K outputs for K classes. "gaussian", which is "auto", takes 2 K for K logits, log rates
             and the like, means and then standard deviations; and 3 K for K numbers with normal noise.
         method: how to train; by default `MAP(optimizer=Adam(3e-3))`, whose length held-out rows choose.
-        mixtures: further inputs for each row, each of whose numbers is taken from this row or another; 4 by default,
-            and 0 unless inputs are a single tensor of real numbers.
+        mixtures: further inputs for each row, each of whose numbers is taken from this row or another, and half of
+            which get noise; 4 by default, and 0 unless inputs are a single tensor of real numbers.
         draws: S, a multiple of the members; the posterior's default if None, and needed for Laplace posteriors.
         seed: seed of draws, mixtures and training.
 

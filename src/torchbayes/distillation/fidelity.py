@@ -28,7 +28,7 @@ from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import class_probs
 from torchbayes.predictive.predict import Source, predict
 
-_TIMED, _REPEATS = 256, 5  # rows, and passes of which the fastest counts
+_TIMED, _REPEATS = 256, 10  # rows, and passes of which the fastest counts
 _SCORES = ("accuracy", "nll", "ece", "rmse", "coverage")
 FLOOR = "floor"
 
@@ -45,8 +45,8 @@ class Fidelity:
     """How close a student is to its teacher.
 
     Attributes:
-        numbers: row -> name -> number; a row for each set of inputs, and `SET (floor)` for halves of the draws. With
-            targets a score such as `nll` has the student's in the first, and `SET (teacher)` has the teacher's.
+        numbers: row -> name -> number; a row for each set of inputs, and `NAME (floor)` for halves of the draws. With
+            targets a score such as `nll` has the student's in the first, and `NAME (teacher)` has the teacher's.
         latency_ratio: time of the teacher's prediction of up to 256 rows over that of the student's.
     """
 
@@ -91,7 +91,8 @@ def _latency_ratio(teacher: Source, student: Source, inputs: Any) -> float:
     """Return the time of the teacher's prediction of a few rows over that of the student's."""
     placed = place_inputs(teacher.model, inputs)
     few = rows_of(placed, slice(min(_TIMED, batch_size(placed))))
-    return _seconds(lambda: teacher.predictive(few)) / _seconds(lambda: student.predictive(few))
+    slow, fast = _seconds(lambda: teacher.predictive(few), lambda: student.predictive(few))
+    return slow / fast
 
 
 def distances(predictive: Predictive, reference: Predictive) -> dict[str, float]:
@@ -166,12 +167,13 @@ def _some_draws(predictive: Predictive, where: slice) -> Predictive:
     return replace(predictive, outputs_SBK=outputs, parameters=parameters, function_variance=spread)
 
 
-def _seconds(run: Callable[[], Any]) -> float:
-    """Return the time of the fastest of some calls, after one that is not counted."""
-    run()
-    times = []
+def _seconds(*runs: Callable[[], Any]) -> list[float]:
+    """Return the time of the fastest of some calls of each, taken in turns so that a busy machine delays all alike."""
+    times: list[list[float]] = []
     for _ in range(_REPEATS):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+        times.append([])
+        for run in runs:
+            start = time.perf_counter()
+            run()
+            times[-1].append(time.perf_counter() - start)
+    return [min(each) for each in zip(*times, strict=True)]

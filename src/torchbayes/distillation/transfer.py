@@ -1,7 +1,8 @@
 """Inputs at which a student asks its teacher: those given, and mixtures of them that lie between and beside them.
 
 A student knows the teacher only where it asked. Where inputs are single tensors of real numbers, further rows take each
-of their numbers from one row or another, in shares that are drawn for each row.
+of their numbers from one row or another, in shares that are drawn for each row. Every second of them is moved beyond
+the range of the data, by normal noise of up to twice the standard deviation of each number.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torchbayes.model.batches.batch import Batch, batch_size, concatenate
 from torchbayes.model.batches.loaders import in_order
 from torchbayes.model.model import Model, check_finite, place_inputs, unpack_inputs
 from torchbayes.randomness.seeds import Purpose, generator
+
+_FARTHEST = 2.0  # standard deviations
 
 
 def inputs_of(model: Model, given: Any) -> Any:
@@ -41,11 +44,15 @@ def with_mixtures(inputs: Any, copies: int, seed: int) -> Any:
     if not copies:
         return inputs
     source, made = generator(Purpose.TRANSFER, seed), [inputs]
-    for _ in range(copies):
+    one_each, spread = (rows, *[1] * (inputs.ndim - 1)), inputs.std(0)
+    for number in range(copies):
         others = torch.randperm(rows, generator=source).to(inputs.device)
-        share = torch.rand(rows, *[1] * (inputs.ndim - 1), generator=source)
-        keep = torch.rand(inputs.shape, generator=source) < share
-        made.append(torch.where(keep.to(inputs.device), inputs, inputs[others]))
+        keep = torch.rand(inputs.shape, generator=source) < torch.rand(one_each, generator=source)
+        mixed = torch.where(keep.to(inputs.device), inputs, inputs[others])
+        if number % 2:
+            scale = _FARTHEST * torch.rand(one_each, generator=source)
+            mixed = mixed + spread * (scale * torch.randn(inputs.shape, generator=source)).to(inputs)
+        made.append(mixed)
     return torch.cat(made)
 
 
