@@ -45,8 +45,9 @@ class Fidelity:
     """How close a student is to its teacher.
 
     Attributes:
-        numbers: row -> name -> number; a row for each set of inputs, and `NAME (floor)` for halves of the draws. With
-            targets a score such as `nll` has the student's in the first, and `NAME (teacher)` has the teacher's.
+        numbers: row -> name -> number; a row for each set of inputs, by its name, and one for halves of the draws, by
+            its name and "(floor)". With targets the first has the student's scores too, and another, by its name and
+            "(teacher)", the teacher's.
         latency_ratio: time of the teacher's prediction of up to 256 rows over that of the student's.
     """
 

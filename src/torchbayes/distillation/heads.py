@@ -59,7 +59,7 @@ class Head(Likelihood):
     name: ClassVar[str]
     width: ClassVar[int]  # outputs of the student for each output of the teacher
 
-    scale: float = 100.0
+    scale: float = 1000.0
     class_axis: int = field(default=-1, kw_only=True)
 
     @abstractmethod
