@@ -36,8 +36,9 @@ def classifier(outputs: int = 4) -> tb.Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["gaussian", "dirichlet"])
-def test_an_interpolating_student_repeats_its_teacher(head: Any) -> None:
+# Four functions have no Gaussian logits: there the mutual information is a compromise with the variances of the logits.
+@pytest.mark.parametrize(("head", "apart"), [("gaussian", 0.15), ("dirichlet", 0.05)])
+def test_an_interpolating_student_repeats_its_teacher(head: Any, apart: float) -> None:
     inputs = 2 * normal(6, 3)
     model = tb.Model(mlp(3, 4, hidden=(8,)).double(), tb.likelihoods.Categorical())
     teacher = ensemble(model)
@@ -45,7 +46,7 @@ def test_an_interpolating_student_repeats_its_teacher(head: Any) -> None:
     student = tb.distill(teacher, inputs, network, head=head, mixtures=0, method=_LONG)
     learned, taught = student.predict(inputs), tb.predict(teacher, inputs)
     assert_close(learned.probs, taught.probs, rtol=0, atol=0.01)
-    assert_close(learned.mutual_information, taught.mutual_information, rtol=0.05, atol=2e-3)
+    assert_close(learned.mutual_information, taught.mutual_information, rtol=apart, atol=2e-3)
     assert_close(learned.entropy - learned.expected_entropy, learned.mutual_information, rtol=1e-9, atol=1e-12)
 
 
