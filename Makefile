@@ -61,7 +61,7 @@ format: $(VENV)/.check ## apply the formatter and the safe fixes of the linter
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/.docs ## build the documentation into site/, running its tutorials
 	$(BIN)/python -m mkdocs build --strict  # so that pages can import `tools`
-	@! grep -l "Traceback (most recent" site/*.html site/tutorials/*.html  # of a tutorial whose code fails
+	@! grep -l "Traceback (most recent" site/*.html site/tutorials/*.html site/experiments/*.html  # of a tutorial whose code fails
 
 bench: $(VENV)/.test ## time torchbayes against its floors and peers
 	$(BIN)/python -m benchmarks $(ARGS)

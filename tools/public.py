@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import torchbayes
@@ -21,6 +22,9 @@ import torchbayes
 _RULES = "DOC201,DOC402,DOC501"
 _RUFF = [sys.executable, "-m", "ruff", "check", "--isolated", "--preview", "--exit-zero", f"--select={_RULES}"]
 _OPTIONS = ["--output-format=json", "--config=lint.pydocstyle.convention='google'"]
+
+
+_OPTIONAL = {"torchbayes.botorch": "botorch"}  # package -> what it imports, which need not be installed
 
 
 def main() -> int:
@@ -39,10 +43,10 @@ def main() -> int:
 
 def exported() -> dict[Path, set[str]]:
     """Return, for each file, the qualified names of what packages export and the file defines."""
-    packages = [
-        torchbayes,
-        *(import_module(m.name) for m in pkgutil.iter_modules(torchbayes.__path__, "torchbayes.") if m.ispkg),
-    ]
+    packages = [torchbayes]
+    for module in pkgutil.iter_modules(torchbayes.__path__, "torchbayes."):
+        if module.ispkg and (module.name not in _OPTIONAL or find_spec(_OPTIONAL[module.name])):
+            packages.append(import_module(module.name))
     names: dict[Path, set[str]] = defaultdict(set)
     for value in (getattr(package, name) for package in packages for name in getattr(package, "__all__", ())):
         if inspect.isclass(value) or inspect.isfunction(value):

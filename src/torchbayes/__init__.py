@@ -8,6 +8,7 @@ from importlib import import_module
 from types import ModuleType
 
 from torchbayes import calibration
+from torchbayes.acquisition.acquire import Acquired, acquire
 from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
@@ -20,6 +21,7 @@ from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
 from torchbayes.continual import Learned, Task, coresets, sequence
+from torchbayes.decisions.decide import decide
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
 from torchbayes.distillation.distill import distill
 from torchbayes.driver import Chains, Event, sample
@@ -70,7 +72,9 @@ from torchbayes.selection import fit
 __version__ = "0.1.0"
 
 _ROOMS = (
+    "acquisition",
     "adapters",
+    "botorch",
     "compression",
     "conformal",
     "data",
@@ -95,6 +99,7 @@ def __getattr__(name: str) -> ModuleType:
 __all__ = [
     "SAM",
     "SGD",
+    "Acquired",
     "Adam",
     "AdamW",
     "Approximation",
@@ -152,9 +157,11 @@ __all__ = [
     "WarmUp",
     "WeightedMixture",
     "__version__",
+    "acquire",
     "as_prior",
     "calibration",
     "coresets",
+    "decide",
     "detection",
     "diagnose",
     "difference",

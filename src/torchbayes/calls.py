@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar
 
+from torchbayes.native.process import outside_program
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -80,7 +82,8 @@ def explained(*, positional: str = "") -> Callable[[Callable[_P, _R]], Callable[
 def explain_constructors(*namespaces: Mapping[str, Any]) -> None:
     """Let the constructors of the library's classes in these namespaces explain arguments that do not fit.
 
-    Signatures stay as they are. Classes without a constructor of their own are left alone.
+    They also run `outside_program`. Signatures stay as they are. Classes without a constructor of their own are left
+    alone.
     """
     for value in {id(v): v for namespace in namespaces for v in namespace.values()}.values():
         if isinstance(value, type) and value.__module__.startswith("torchbayes.") and "__init__" in vars(value):
@@ -93,7 +96,8 @@ def _explained_constructor(kind: type) -> Callable[..., None]:
     @functools.wraps(construct)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            construct(self, *args, **kwargs)
+            with outside_program():  # no frame of its own, by which `_began` would be misled
+                construct(self, *args, **kwargs)
         except TypeError as error:
             if _began(error) or type(self) is not kind:
                 raise

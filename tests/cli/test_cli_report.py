@@ -37,7 +37,7 @@ def fit(*options: str) -> None:
 
 def text_of(page: str | Path) -> str:
     """What a reader sees of a page, in one line."""
-    body = Path(page).read_text("utf-8").partition("<main>")[2]
+    body = re.sub("<script.*?</script>", "", Path(page).read_text("utf-8").partition("<body>")[2], flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
@@ -52,7 +52,7 @@ def test_a_classification_has_its_page(capsys):
     for name, value in found.items():
         assert re.search(rf"^ *{name} +{value:.4f} ".replace("-", "−"), said, re.MULTILINE), name
     assert said.splitlines()[-1] == "Report: run/report/report.html"
-    pictures = {"confusion", "entropy", "referral", "reliability", "surface", "training"}
+    pictures = {"confusion", "entropy", "referral", "reliability", "rows", "surface", "training"}
     assert {path.stem for path in Path("run/report").glob("*.png")} == pictures
     text = text_of("run/report/report.html")
     assert "Deep ensemble on two_moons" in text
@@ -74,6 +74,27 @@ def test_the_page_is_replaced_and_goes_where_it_is_wanted(capsys):
     assert not Path("run/report").exists()
     assert main(["report", "run", "--directory", "run"]) == 2
     assert "run holds a run, whose own page would be lost. Choose another --directory." in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_plain")
+def test_the_page_is_opened_where_there_is_a_browser(capsys, monkeypatch):
+    fit(*MOONS, "--method", "MAP", "--method.epochs", "2", "--directory", "run")
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda place: opened.append(place) or len(opened) < 2)
+    monkeypatch.setenv("DISPLAY", ":0")
+    page = Path("run/report/report.html").absolute()
+    report = ["report", "run", "--open"]
+    assert main(report) == 0
+    assert opened == [page.as_uri()]
+    assert "browser" not in capsys.readouterr().err
+    assert main(report) == 0  # none could be started
+    assert f"No browser could be started here. Open {page}" in capsys.readouterr().err
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert main(report) == 0  # no display: one of the terminal would take it over
+    assert f"Open {page}" in capsys.readouterr().err
+    assert len(opened) == 2
 
 
 def test_laplace_is_linearised_and_says_what_is_wrong_with_it():

@@ -143,10 +143,10 @@ def test_everything_is_left_in_the_directory(digits):
     pictures = {path.stem for path in home.glob("*.png")}
     assert pictures == {
         *(f"severity_{metric}" for metric in ("nll", "accuracy", "confidence")),
-        *("glance", "reliability", "reliability_corrupted", "entropy", "uncertain_images"),
+        *("glance", "rows", "reliability", "reliability_corrupted", "entropy", "uncertain_images"),
     }
     page = found.report.read_text()
-    assert page.count("data:image/png;base64,") == len(pictures)
+    assert page.count('src="data:image/png;base64,') == len(pictures)
     assert "http://" not in page
     assert "https://" not in page
     numbers = json.loads((home / "results.json").read_text())["methods"]
@@ -228,7 +228,7 @@ def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
     scale = found.setup.target_scale
     inner = predictive.log_prob(data.test.targets).double().mean() - np.log(scale)
     assert outcome.clean.metrics["nll"] == pytest.approx(-float(inner), rel=1e-5)
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"glance", "band"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"glance", "rows", "band"}
     assert table(found.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval"]
 
 
@@ -236,7 +236,7 @@ def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
 def test_a_plane_is_drawn(tmp_path):
     problem = Problem("two_moons", "mlp", {"hidden": [8]})
     found = compare(some(SINE, "single", "multiswag", problem=problem), tmp_path, callbacks=())
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"glance", "surface", "reliability"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"glance", "rows", "surface", "reliability"}
     assert all(path.stat().st_size > 10_000 for path in tmp_path.glob("*.png"))  # painted, unlike those of others here
     assert found.outcomes["single"].numbers()["draws"] == 1
     assert found.outcomes["multiswag"].numbers()["draws"] == 4

@@ -128,7 +128,7 @@ def test_two_classes_of_one_output_and_counts_are_compared(tmp_path, data, likel
     settings = {"kind": "counts", "columns": 1} if likelihood == "poisson" else {}
     problem = Problem(data, "mlp", {"hidden": [6]}, likelihood, data_settings=settings)
     found = compare(replace(SINE, problem=problem), tmp_path, callbacks=())
-    assert {path.stem for path in tmp_path.glob("*.png")} == drawn | {"glance", "fidelity", "reference_rhat"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == drawn | {"glance", "rows", "fidelity", "reference_rhat"}
     for outcome in found.outcomes.values():
         assert outcome.fidelity.clean.keys() == clean
     if likelihood == "bernoulli":
@@ -237,7 +237,7 @@ def test_a_regression_is_compared_by_samples_in_the_targets_own_units(sine):
     assert found.outcomes["ensemble"].fidelity.clean == {"wasserstein1": pytest.approx(expected, rel=1e-5)}
     assert len(found.outcomes["hmc"].fidelity.halves) == 3
     assert table(found.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval", "W1 ↓"]
-    assert {path.stem for path in home.glob("*.png")} == {"glance", "band", "fidelity", "reference_rhat"}
+    assert {path.stem for path in home.glob("*.png")} == {"glance", "rows", "band", "fidelity", "reference_rhat"}
     assert "1-Wasserstein distance of predictive samples to those of HMC" in caption(found.setup, found.outcomes)
 
 

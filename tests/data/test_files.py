@@ -214,6 +214,16 @@ def test_keras_archive_is_shuffled_and_shifted_as_keras_does(tmp_path, cache):
         assert pair.targets.tolist() == expected[part][1].tolist()
     assert data.classes == ("negative", "positive")
     assert not data.is_image
+    assert data.words == ()
+    index = tmp_path / "imdb" / "imdb_word_index.json.gz"
+    index.write_bytes(gzip.compress(b'{"film": 2, "the": 1, "rare": 30000}'))
+    words = load("imdb", root=tmp_path, train_size=2).words
+    assert words[:6] == ("", "", "?", "?", "the", "film")
+    assert len(words) == 20_000  # as many as there are ids
+    for damaged in (b"", index.read_bytes()[:-9], gzip.compress(b"{"), gzip.compress(b'["the"]')):
+        index.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"imdb_word_index\.json\.gz must hold Keras's index"):
+            load("imdb", root=tmp_path)
 
 
 def test_an_archive_that_would_run_code_is_refused(tmp_path):

@@ -130,6 +130,14 @@ def test_imdb_begins_as_printed_in_the_keras_documentation(real_root):
     assert data.test.inputs[0, -3:].tolist() == [14, 6, 717]
     assert data.test.inputs[0, :32].eq(0).all()  # the first test review has 68 tokens
     assert data.test.inputs[0, 32:36].tolist() == [1, 591, 202, 14]
+    assert [data.words[token] for token in data.test.inputs[0, 33:39].tolist()] == [
+        "please",
+        "give",
+        "this",
+        "one",
+        "a",
+        "miss",
+    ]
     assert data.train.targets[:5].tolist() == [1, 0, 0, 1, 0]
     assert torch.bincount(data.train.targets).tolist() == [12500, 12500]
     assert data.train.inputs.max() == 19999

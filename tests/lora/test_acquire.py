@@ -21,7 +21,7 @@ def test_rounds(folder: Path, tmp_path: Path):
     study = lora.acquire(asked, "blob", sizes=SIZES, directory=tmp_path, callbacks=())
     bald, last, random, end = study.rounds
     assert [each.way for each in study.rounds] == ["bald", "bald", "random", "random"]
-    assert [each.questions for each in study.rounds] == [6, 11, 6, 11]
+    assert [each.labelled for each in study.rounds] == [6, 11, 6, 11]
     assert bald.metrics == random.metrics  # both begin with the same questions
     assert last.taken == end.taken == ()
     assert len({*random.taken}) == 5
@@ -59,5 +59,5 @@ def _only(asked: lora.Settings, home: Path, places: list[int]) -> lora.Settings:
 def test_the_pool_may_be_taken_as_a_whole(folder: Path):
     sizes = lora.Sizes(first=40, acquire=7, rounds=9)
     study = lora.acquire(settings(folder, epochs=1), "blob", sizes=sizes, callbacks=())
-    assert [each.questions for each in study.rounds] == [40, 47, 48] * 2
+    assert [each.labelled for each in study.rounds] == [40, 47, 48] * 2
     assert isinstance(study.setup, Setup)

@@ -20,6 +20,7 @@ from tests.oracles import assert_close
 from torchbayes import lora
 from torchbayes.adapters import LastToken
 from torchbayes.lora.adapter import scales_of
+from torchbayes.lora.learned import problems_of
 from torchbayes.lora.scores import BASE, KEPT, source_of
 
 pytestmark = MARKS
@@ -49,6 +50,42 @@ def test_numbers_are_those_of_the_average_by_hand(every: lora.Run, scores: dict[
     assert_close(found["auroc"], roc_auc_score([0] * 30 + [1] * 20, torch.cat([entropy, others.double()])), rtol=1e-6)
     low, high = scores[method].certainty.intervals["nll"]
     assert low <= found["nll"] <= high
+
+
+@pytest.mark.filterwarnings("always::torchbayes.ProblemWarning")
+def test_warnings_name_the_method(every: lora.Run):
+    doubted = {name: posterior.with_problems(["it is made up"]) for name, posterior in every.posteriors.items()}
+    with pytest.warns(tb.ProblemWarning) as caught:
+        lora.score(
+            dataclasses.replace(every, posteriors={name: doubted[name] for name in ("laplace", "swag")}, start=None)
+        )
+    said = {str(each.message).partition(":")[0] for each in caught if "made up" in str(each.message)}
+    assert said == {"Laplace", "SWAG"}
+
+
+def test_few_questions_of_which_nothing_was_learned_are_said(every: lora.Run):
+    """The adapter has learned the rule, and so nothing of answers that are shifted by one."""
+    train = every.setup.asked.train
+    shifted = {**train, "labels": (train["labels"] + 1) % 3}
+    counts = shifted["labels"].bincount().double()
+    entropy = -(counts * (counts / 48).log()).sum() / 48
+    (said,) = problems_of(every.posteriors["map"], shifted, every.setup.settings)
+    assert f"against {float(-entropy):.3g} nats a question" in said
+    assert problems_of(every.posteriors["map"], train, every.setup.settings) == []
+
+
+@pytest.mark.filterwarnings("always::torchbayes.ProblemWarning")
+def test_what_is_said_of_a_fit_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torchbayes.lora.run.problems_of", lambda *_: ["nothing was learned"])
+    with pytest.warns(tb.ProblemWarning, match=r"^MAP: .*nothing was learned"):
+        fitted = lora.fit(settings(folder, epochs=1), "map", directory=tmp_path / "run", callbacks=())
+    assert fitted.posteriors["map"].problems == lora.load(tmp_path / "run").posteriors["map"].problems
+    assert fitted.posteriors["map"].problems == ("nothing was learned",)
+
+
+def test_few_questions_that_were_learned_raise_no_problem(every: lora.Run):
+    for name in ("map", "ensemble", "swag"):
+        assert not [said for said in every.posteriors[name].problems if "no more likely" in said]
 
 
 def test_adapters_learn_the_rule(scores: dict[str, lora.Score]):
@@ -171,7 +208,12 @@ def test_the_prior_moves_each_output_of_a_layer_as_far_as_it_is_asked_to(head: b
 
 @pytest.mark.parametrize(
     ("rows", "batch", "expected"),
-    [(1000, 4, (10, 2500, 1e-4 * 2**0.5)), (40_000, 8, (1, 5000, 1e-4)), (8, 4, (10, 20, 1e-3))],
+    [
+        (1000, 4, (10, 2500, 1e-4 * 2**0.5)),
+        (40_000, 8, (1, 5000, 1e-4)),
+        (40, 4, (50, 500, 1e-4 * 10**0.5)),
+        (8, 4, (250, 500, 1e-4 * 10**0.5)),
+    ],
 )
 def test_how_long_and_how_fast(rows: int, batch: int, expected: tuple[int, int, float]):
     length = lora.Settings("base", "data", batch_size=batch).length(rows)

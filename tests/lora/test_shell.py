@@ -43,7 +43,7 @@ def test_fit_resume_and_predict(
     assert_close(numbers["blob"]["nll"], lora.score(loaded)["blob"].metrics["nll"], rtol=1e-6)
     page = (home / "report.html").read_text(encoding="utf-8")
     assert "LoRA of rank 8" in page
-    assert page.count("<img") == 3
+    assert page.count("<img") == 4
     predicting = ["lora", "--directory", str(home), "--predict", str(folder / "other.jsonl")]
     assert main(predicting) == 2
     assert "tfb, blob" in capsys.readouterr().err

@@ -96,3 +96,16 @@ def test_problems_are_saved_joined_and_outlive_a_calibration(
     loaded = tb.load(posterior.save(tmp_path / "q.safetensors"), model_of())
     assert loaded.problems == posterior.problems
     assert torch.equal(loaded.sample(4), posterior.sample(4))
+
+
+def test_a_verb_that_looks_at_several_names_the_one_it_warns_of():
+    posterior, rows = POSTERIORS["point"](model_of(), 2).with_problems([SENTENCE]), rows_of()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name in ("TFB", "SWAG"):
+            with problems.naming(name):
+                tb.predict(posterior, rows[0])
+        tb.predict(posterior, rows[0])
+    said = f"this posterior should not be trusted: {SENTENCE}."
+    assert [str(each.message) for each in caught] == [f"TFB: {said}", f"SWAG: {said}", said]
+    assert {each.filename for each in caught} == {__file__}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.refusals.nonsense import COUNT, FLAG, MAPPING, NAMED, NAN, OBJECT, PATH, WORD, Case, but
+from tests.refusals.nonsense import COUNT, FLAG, MAPPING, NAMED, NAN, NOT_NEGATIVE, OBJECT, PATH, WORD, Case, but
 from torchbayes import report
 from torchbayes.report import figures
 
@@ -170,6 +170,22 @@ PICTURES = {
         lambda: {"methods": {"HMC": (_GRID, 1 - _GRID / 5)}},
         {"methods": (*_METHODS, {"HMC": 3}, {"HMC": (_GRID,)}, {"HMC": (_GRID, _GRID[:3])}, {"HMC": ("text", _GRID)})},
     ),
+    "figures.risk_curves": Case(
+        figures.risk_curves,
+        lambda: {"methods": {"HMC": (_GRID, _GRID / 5)}},
+        {
+            "methods": (
+                *_METHODS,
+                {"HMC": 3},
+                {"HMC": (_GRID,)},
+                {"HMC": (_GRID, _GRID[:3])},
+                {"HMC": ("text", _GRID)},
+            ),
+            "limit": but(NOT_NEGATIVE, None),
+            "chosen": (3, "text", (0.5,), (NAN, 0.1), (0.5, -1.0)),
+            "loss": NAMED,
+        },
+    ),
     "figures.confusion_matrix": Case(
         figures.confusion_matrix,
         lambda: {"counts": np.eye(2), "class_names": ["a", "b"]},
@@ -188,6 +204,17 @@ PICTURES = {
             "low": (*_CURVE, _GRID[:3], _GRID + 2),
             "high": (*_CURVE, _GRID[:3], _GRID - 2),
             "what": NAMED,
+        },
+    ),
+    "figures.row_scatter": Case(
+        figures.row_scatter,
+        lambda: {"methods": {"HMC": (_GRID, _GRID, _GRID > 0)}, "x": "x", "y": "y", "marks": ("in", "out")},
+        {
+            "methods": (*_METHODS, {"HMC": 3}, {"HMC": (_GRID, _GRID)}, {"HMC": (_GRID, _GRID[:3], _GRID > 0)}),
+            "x": NAMED,
+            "y": NAMED,
+            "marks": (None, 3, "in", ("in",), ("in", 3)),
+            "level": FLAG,
         },
     ),
     "figures.coverage_curves": Case(
@@ -353,7 +380,7 @@ PICTURES = {
     "report.Picture": Case(
         report.Picture,
         lambda: {"title": "t", "image": b"\x89PNG", "caption": "c"},
-        {"title": NAMED, "image": (None, 3, NAN, [b""]), "caption": NAMED, "alt": NAMED},
+        {"title": NAMED, "image": (None, 3, NAN, [b""]), "caption": NAMED, "alt": NAMED, "live": (3, "text", [3])},
     ),
     "report.looks": Case(report.looks, lambda: {"methods": ["SWAG"]}, {"methods": (None, 3, [3], "SWAG")}),
     "report.png": Case(report.png, lambda: {"figure": _figure()}, {"figure": OBJECT, "dpi": COUNT}),

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 import torchbayes as tb
+from tests.acquisition.refusals import ACQUISITION
 from tests.adapters.refusals import ADAPTERS
 from tests.conformal.refusals import CONFORMAL
+from tests.decisions.refusals import DECISIONS
 from tests.lora.refusals import LORA
 from tests.methods.adapters.adapted import Adapted
 from tests.refusals import things
@@ -774,6 +776,8 @@ ROOMS = {
     **NETWORKS,
     **CALIBRATION,
     **CONFORMAL,
+    **DECISIONS,
+    **ACQUISITION,
     **ADAPTERS,
     **LORA,
 }

@@ -9,7 +9,19 @@ from tests.refusals.pictures import PICTURES
 from tests.refusals.rooms import ROOMS
 from tests.refusals.settings import SETTINGS
 from tests.refusals.verbs import VERBS
-from torchbayes import adapters, data, diagnostics, evidence, geometry, lora, metrics, networks, report, trainers
+from torchbayes import (
+    acquisition,
+    adapters,
+    data,
+    diagnostics,
+    evidence,
+    geometry,
+    lora,
+    metrics,
+    networks,
+    report,
+    trainers,
+)
 from torchbayes import sklearn as estimators
 from torchbayes.report import figures
 
@@ -18,6 +30,7 @@ ROOMS_OF = {
     "": tb,
     "likelihoods.": tb.likelihoods,
     "priors.": tb.priors,
+    "acquisition.": acquisition,
     "adapters.": adapters,
     "metrics.": metrics,
     "diagnostics.": diagnostics,
@@ -29,6 +42,7 @@ ROOMS_OF = {
     "compression.": tb.compression,
     "conformal.": tb.conformal,
     "distillation.": tb.distillation,
+    "decisions.": tb.decisions,
     "data.": data,
     "networks.": networks,
     "report.": report,
@@ -47,6 +61,7 @@ RESULTS |= {
     "distillation.Fidelity",
     "distillation.Student",
     "distillation.StudentModule",
+    "decisions.Decisions",
     "priors.Scaled",
     "adapters.Answers",
     "adapters.Continuations",
@@ -75,13 +90,15 @@ RESULTS |= {
     "geometry.LearningCoefficient",
     "geometry.Spectrum",
 }
+RESULTS |= {"Acquired", "acquisition.Acquired", "acquisition.Round", "acquisition.Study"}
 RESULTS |= {"lora.Round", "lora.Run", "lora.Score", "lora.Study"}
 PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
-PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore"}
+PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore", "decisions.NumberCost"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 # their own tests damage files
 FILES = {"adapters.read_questions", "load", "load_module", "calibration.load", "compression.load", "conformal.load"}
 FILES |= {"distillation.load"}
+FILES |= {"decisions.load"}
 ESTIMATORS = {"sklearn." + name for name in estimators.__all__}  # tests/sklearn: they check what they get in `fit`
 RUNS = {"lora." + name for name in ("acquire", "fit", "load", "predict", "score")}  # tests/lora: they need a base
 PROCESSES = {"adapters.shard"}  # needs a process group, as tests/native/test_sharding.py has it

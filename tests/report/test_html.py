@@ -1,15 +1,14 @@
 import base64
-import json
 import math
 import os
 import re
-import shutil
-import subprocess
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 import pytest
+from PIL import Image
 
 from torchbayes.posteriors.files import write_whole
 from torchbayes.report import Picture, Table, figures, png, savefig, versions, write_report
@@ -37,7 +36,11 @@ def test_report_is_one_file_without_links(tmp_path: Path):
     assert len(sources) == 1
     prefix, data = sources[0].split(",")
     assert prefix == "data:image/png;base64"
-    assert base64.b64decode(data) == png(figure())
+    shown, whole = (
+        np.asarray(Image.open(BytesIO(image)).convert("RGB")) for image in (base64.b64decode(data), png(figure()))
+    )
+    assert np.quantile(np.abs(shown - whole.astype(int)), 0.999) < 16  # of 255: in fewer colours, and smaller
+    assert len(data) < 0.6 * len(png(figure()))
 
 
 def test_report_escapes_names_and_marks_ties(tmp_path: Path):
@@ -106,7 +109,7 @@ def test_tables_are_folded_beneath_the_pictures(tmp_path: Path):
     assert order == sorted(order)
     assert page.count("<details>") == 4  # two tables, how it was made, settings; none is open
     assert "<summary>Table 2</summary>" in page
-    assert page.count('<div class="wide"') == 3  # every table and picture scrolls in a container of its own
+    assert page.count('<div class="wide') == 3  # every table and picture scrolls in a container of its own
 
 
 def test_a_picture_has_a_caption_and_a_text_that_is_not_its_heading(tmp_path: Path):
@@ -116,70 +119,3 @@ def test_a_picture_has_a_caption_and_a_text_that_is_not_its_heading(tmp_path: Pa
     assert page.count("Heading") == 1
     bare = write_report(tmp_path / "b.html", title="t", figures=[Picture("Heading", figure(), "What is drawn.")])
     assert '<img alt="What is drawn."' in bare.read_text("utf-8")
-
-
-SORT = r"""
-const fs = require("fs");
-const page = fs.readFileSync(process.argv[2], "utf-8");
-const element = (tag, more = {}) => ({
-  tag, hidden: true, dataset: {}, attributes: {}, childNodes: [], heard: {},
-  append(...parts) { this.childNodes = this.childNodes.filter((part) => !parts.includes(part)).concat(parts); },
-  addEventListener(name, does) { this.heard[name] = does; },
-  getAttribute(name) { return this.attributes[name] ?? null; },
-  setAttribute(name, value) { this.attributes[name] = value; },
-  removeAttribute(name) { delete this.attributes[name]; },
-  ...more,
-});
-const cellOf = ([, attributes, textContent]) => element("td", {
-  textContent,
-  dataset: Object.fromEntries([...attributes.matchAll(/data-(\w+)="([^"]*)"/g)].map((m) => [m[1], m[2]])),
-  classList: { contains: (name) => new RegExp(`class="[^"]*${name}`).test(attributes) },
-});
-const tables = [...page.matchAll(/<table>[^]*?<.table>/g)].map(([text]) => {
-  const heads = [...text.matchAll(/<th scope[^>]*>([^<]*)</g)].map((m) => element("th", { childNodes: [m[1]] }));
-  const rows = [...text.matchAll(/<tr( data-method="([^"]*)")?>(<td.*)<.tr>/g)].map((m) => element("tr", {
-    hidden: false, dataset: m[1] ? { method: m[2] } : {}, cells: [...m[3].matchAll(/<td([^>]*)>([^<]*)</g)].map(cellOf),
-  }));
-  const body = element("tbody", { childNodes: rows });
-  Object.defineProperty(body, "rows", { get() { return body.childNodes; } });
-  return element("table", { tHead: { rows: [{ cells: heads }] }, tBodies: [body] });
-});
-const fieldset = element("fieldset");
-global.document = {
-  createElement: (tag) => element(tag),
-  getElementById: () => fieldset,
-  querySelectorAll: (what) =>
-    what === "table" ? tables : tables.flatMap((t) => t.tBodies[0].rows).filter((row) => row.dataset.method),
-};
-eval(page.match(/<script>([^]*)<.script>/)[1]);
-const names = (table) => table.tBodies[0].rows.filter((row) => !row.hidden).map((row) => row.cells[0].textContent);
-const said = [];
-const click = (column) => {
-  tables[0].tHead.rows[0].cells[column].childNodes.at(-1).heard.click();
-  said.push([column, tables[0].tHead.rows[0].cells[column].getAttribute("aria-sort"), names(tables[0])]);
-};
-[1, 1, 2, 2, 0].forEach(click);
-const box = fieldset.childNodes[0].childNodes[0];
-box.checked = false;
-box.heard.change();
-said.push([fieldset.hidden, fieldset.childNodes.length, names(tables[0])]);
-console.log(JSON.stringify(said));
-"""
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="the script of a page is run by node")
-def test_the_script_sorts_and_hides(tmp_path: Path):
-    folded(tmp_path)
-    (tmp_path / "sort.js").write_text(SORT, "utf-8")
-    done = subprocess.run(
-        ["node", tmp_path / "sort.js", tmp_path / "r.html"], capture_output=True, text=True, check=True, timeout=60
-    )
-    nasty = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; &lt;M&gt;"
-    assert json.loads(done.stdout) == [
-        [1, "ascending", [nasty, "HMC", "SWAG"]],
-        [1, "descending", ["HMC", nasty, "SWAG"]],  # NaN stays below
-        [2, "ascending", ["SWAG", nasty, "HMC"]],  # infinity above what is missing
-        [2, "descending", [nasty, "SWAG", "HMC"]],
-        [0, "ascending", [nasty, "HMC", "SWAG"]],
-        [False, 3, [nasty, "SWAG"]],  # the first box is that of HMC
-    ]

@@ -37,6 +37,17 @@ def test_a_referral_curve_stands_beside_the_best_and_the_random_one():
     assert labels(several) == ["SWAG", "HMC"]
 
 
+def test_a_risk_curve_has_its_promise_and_its_threshold():
+    kept, risk = np.array([0.25, 0.5, 0.75, 1.0]), np.array([0.0, 0.05, 0.1, 0.2])
+    figure = figures.risk_curves({"SWAG": (kept, risk)}, limit=0.12, chosen=(0.6, 0.07), loss="error rate")
+    (axes,) = drawn(figure)
+    assert labels(figure) == ["SWAG", "promised", "certified threshold"]
+    np.testing.assert_allclose(line(axes, 0), [kept, risk])
+    np.testing.assert_allclose(line(axes, 1)[1], 0.12)
+    np.testing.assert_allclose(line(axes, 2), [[0.6], [0.07]])
+    assert axes.get_ylabel().startswith("error rate")
+
+
 @pytest.mark.parametrize("names", [["a", "b", "c"], ["a rather long name of a class", "b", "c"]])
 def test_a_confusion_matrix_shows_counts_and_shares_of_the_true_class(names: list[str]):
     counts = np.array([[1200.0, 0.0, 0.0], [3.0, 1.0, 0.0], [0.0, 0.0, 0.0]])  # of the last class there is no row

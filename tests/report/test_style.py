@@ -6,7 +6,7 @@ from torchbayes.report import looks
 from torchbayes.report.figures.classes import wilson_interval
 from torchbayes.report.figures.curves import spread_of
 from torchbayes.report.figures.images import displayable, entropy
-from torchbayes.report.style import as_array, far_apart, grid_shape, metric_label, told
+from torchbayes.report.style import as_array, far_apart, grid_shape, metric_label, one_page, told
 
 
 def test_known_methods_keep_their_look_in_any_company():
@@ -103,3 +103,14 @@ def test_entropy_and_image_scaling():
     stretched = displayable((kept[:, :1] - 0.4) / 0.2)
     np.testing.assert_allclose([stretched.min(), stretched.max()], [0, 1])
     assert stretched.shape == (2, 2, 2)
+
+
+def test_on_one_page_a_name_looks_the_same_in_every_figure():
+    figures = (["x", "MAP", "y"], ["z", "y", "HMC"], ["y", "MLE", "x", "z", "MAP"])
+    with one_page():
+        drawn = [looks(names) for names in figures]
+    assert len({look for figure in drawn for look in figure.values()}) == len({n for names in figures for n in names})
+    for figure in drawn:
+        assert len({look.colour for look in figure.values()}) == len(figure)
+        assert all(figure[name] == other[name] for other in drawn for name in figure.keys() & other.keys())
+    assert looks(["y"])["y"] != drawn[0]["y"]  # alone it takes the first colour

@@ -56,7 +56,7 @@ CLASSES = np.where(TARGETS > 1, "high", np.where(TARGETS < -1, "low", "middle"))
 
 def text_of(page) -> str:
     """What a reader sees of a page, in one line."""
-    body = page.html.partition("<main>")[2].partition("<script>")[0]
+    body = re.sub("<script.*?</script>", "", page.html.partition("<body>")[2], flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 

@@ -23,6 +23,8 @@ from torchbayes.catalogue.imports import is_path
 from torchbayes.catalogue.loading import is_file
 from torchbayes.catalogue.methods import classes
 from torchbayes.catalogue.problem import Problem
+from torchbayes.cli import abstain as certifying
+from torchbayes.cli import acquire as acquiring
 from torchbayes.cli import commands, judge, options
 from torchbayes.cli import compare as comparing
 from torchbayes.cli import lora as adapting
@@ -142,7 +144,7 @@ def run(argv: list[str]) -> None:
         _compare(argv[1:])
     else:
         chosen = _caught(argv, options.parse)
-        {"fit": _fit, "tune": _tune}.get(argv[0], _other)(chosen)
+        {"fit": _fit, "acquire": _acquire, "tune": _tune}.get(argv[0], _other)(chosen)
 
 
 def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
@@ -151,7 +153,7 @@ def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
     def stop(parser: Any, arguments: list[str]) -> Any:
         raise _Seen(then(parser, arguments))
 
-    rooms = (commands, comparing, judge, adapting)
+    rooms = (commands, comparing, judge, certifying, adapting, acquiring)
     with ExitStack() as stack:
         for room in rooms:
             stack.enter_context(patch.object(room, "parse", stop))
@@ -172,6 +174,10 @@ def _fit(chosen: Mapping[str, Any]) -> None:
         _need(chosen["start"], {"MAP", "SWA"})
     options.of_length(method, chosen["steps"])
     write_config(folder, {**entries(options.problem_of(chosen)), "method": describe(method)})
+
+
+def _acquire(chosen: Mapping[str, Any]) -> None:
+    write_config(Path(chosen["directory"]), acquiring.configuration(chosen))
 
 
 def _tune(chosen: Mapping[str, Any]) -> None:

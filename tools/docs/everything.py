@@ -25,6 +25,7 @@ from tools.docs.places import (
 )
 
 import torchbayes
+from tools import gallery
 from torchbayes import experiments
 from torchbayes.catalogue.methods import classes
 
@@ -46,6 +47,7 @@ def check(root: Path) -> list[Fault]:
     faults += check_navigation(pages, navigation(yaml.safe_load((root / "mkdocs.yml").read_text())["nav"]))
     faults += check_lists(pages)
     faults += check_completeness(pages)
+    faults += [Fault("docs/experiments.md", 1, said) for said in gallery.faults(root)]
     return faults
 
 
@@ -59,7 +61,7 @@ def code_of(root: Path) -> str:
 
 
 def check_completeness(pages: Sequence[Page]) -> Iterator[Fault]:
-    """Find methods, experiments and public names that docs/methods.md, docs/experiments.md and the API leave out.
+    """Find methods and public names that docs/methods.md and the API leave out, and experiments that there are not.
 
     Yields:
         One fault per name.
@@ -68,7 +70,6 @@ def check_completeness(pages: Sequence[Page]) -> Iterator[Fault]:
     table = known.get("docs/methods.md")
     if not _shows_catalogue(table):
         yield from check_told(table, "docs/methods.md", list(classes()), "method")
-    yield from check_told(known.get("docs/experiments.md"), "docs/experiments.md", experiments.names(), "experiment")
     for page in pages:
         yield from check_listed(page, experiments.names())
     yield from check_shown(pages, {name: getattr(torchbayes, name) for name in torchbayes.__all__ if name[0] != "_"})

@@ -6,25 +6,32 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torchbayes.driver.run import describe
-from torchbayes.report import Picture, Table
+from torchbayes.report import Picture, Table, versions
+from torchbayes.report.style import one_page
 from torchbayes_experiments.files import as_json, folder_in, load_or_compute, read_json, write_whole
+from torchbayes_experiments.headline import Headline
 from torchbayes_experiments.verdicts import Part, Verdict
 
 
 class _Late(Sequence[Any]):
-    """What an iterable yields, made when it is first looked at: a verdict alone takes no time for drawing."""
+    """What an iterable yields, made when it is first looked at: a verdict alone takes no time for drawing.
+
+    A method has the same look in all its figures.
+    """
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
 
     @cached_property
     def _made(self) -> tuple[Any, ...]:
-        return tuple(self._source)
+        with one_page():
+            return tuple(self._source)
 
     def __getitem__(self, place: Any) -> Any:
         return self._made[place]
@@ -68,6 +75,7 @@ class Experiment:
         run: (recipe, seed, directory) -> numbers of one seed, JSON-serialisable. Called again on the directory of an
             interrupted run, it continues that run.
         summarise: numbers of several seeds -> findings.
+        headline: which numbers of the tables stand for it, on its card in the documentation.
         unused: settings that recipes once had and nothing used; results that were recorded with them go on.
     """
 
@@ -80,6 +88,7 @@ class Experiment:
     cost: Mapping[str, str]
     run: Callable[[Any, int, Path], dict[str, Any]]
     summarise: Callable[[Sequence[dict[str, Any]]], Findings]
+    headline: Headline | None = None
     unused: tuple[str, ...] = ()
 
     def recipe(self, scale: str) -> Any:
@@ -121,9 +130,12 @@ def open_directory(experiment: Experiment, scale: str, directory: Path) -> dict[
 
 
 def seed_results(experiment: Experiment, scale: str, seed: int, *, directory: Path) -> dict[str, Any]:
-    """Run one seed, or read its results if it has been run: `seed`, `seconds` of the call that finished it, `results`.
+    """Run one seed, or read its results if it has been run.
 
     All files of the seed go to `seed_SEED` in the directory.
+
+    Returns:
+        `seed`; `seconds` of the call that finished it, its `date` and `versions`, which older results lack; `results`.
     """
     home = folder_in(directory, f"seed_{seed}")
 
@@ -131,6 +143,8 @@ def seed_results(experiment: Experiment, scale: str, seed: int, *, directory: Pa
         home.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         results = experiment.run(experiment.recipe(scale), seed, home)
-        return {"seed": seed, "seconds": round(time.monotonic() - began, 1), "results": results}
+        seconds = round(time.monotonic() - began, 1)
+        today = date.today().isoformat()
+        return {"seed": seed, "seconds": seconds, "date": today, "versions": versions(), "results": results}
 
     return load_or_compute(home / "results.json", compute)

@@ -30,5 +30,7 @@ class Purpose(enum.IntEnum):
     HELD_OUT = 90  # which rows are held out and which are for testing
     PIXELS = 202  # their order in a task
     TASK_ROWS = 203  # training rows of a task
+    SURROGATE_PROBLEM = 207  # weights of a network that is optimised
+    SURROGATE_ROUND = 208  # a round of Bayesian optimisation
     BASE_TEXTS = 204  # texts of a language model, their order and which are held out
     ASKED = 205  # questions of a problem, and words of other texts in them

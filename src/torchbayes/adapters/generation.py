@@ -29,6 +29,7 @@ from torchbayes.adapters.draws import load_draw
 from torchbayes.adapters.heads import base_of
 from torchbayes.adapters.last_token import LastToken, ending, refuse_prompts
 from torchbayes.checks import as_seed, check_choice, check_counts, check_kind, check_not_negative, seen
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.randomness.seeds import Purpose, generator
@@ -36,6 +37,7 @@ from torchbayes.randomness.seeds import Purpose, generator
 _DRAWS = 10  # by default
 
 
+@undisturbed
 @torch.no_grad()
 def generate(
     posterior: Posterior | Functions,
@@ -98,6 +100,7 @@ def generate(
     return record.continuations()
 
 
+@undisturbed
 @torch.no_grad()
 def score(
     posterior: Posterior | Functions,

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchbayes.checks import seen
+from torchbayes.native.process import undisturbed
 from torchbayes.native.sharding import whole as gathered
 
 
@@ -119,6 +120,7 @@ def _kind(head: nn.Module) -> str:
     return f"an object of type {type(head).__name__}"
 
 
+@undisturbed
 def index_of(answers: Any, size: int) -> Tensor:
     """Return tokens of answers as a tensor (K,) of different whole numbers below the number of tokens.
 

@@ -21,6 +21,7 @@ from torchbayes.checks import (
     optional,
     seen,
 )
+from torchbayes.native.process import undisturbed
 
 Template = Callable[[Question], str]
 """Writes a question as a prompt, at whose end the answer follows."""
@@ -29,6 +30,7 @@ _TOKENIZER = "AutoTokenizer.from_pretrained(…)"
 _NO_LIMIT = 10**9  # tokenizers of Hugging Face name a larger number where they know of no limit
 
 
+@undisturbed
 def answer_tokens(tokenizer: Any, count: int, *, before: str = "") -> Tensor:
     """Return the tokens of the letters A, B, C, … that stand for answers.
 
@@ -64,6 +66,7 @@ def answer_tokens(tokenizer: Any, count: int, *, before: str = "") -> Tensor:
     return torch.tensor(tokens)
 
 
+@undisturbed
 def encode(
     questions: Sequence[Question],
     tokenizer: Any,

@@ -38,7 +38,7 @@ from torchbayes.driver.chains import LEAST, Chains, judged
 from torchbayes.driver.log import read_log
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.layout import weight_name
-from torchbayes.native.process import full_path
+from torchbayes.native.process import full_path, undisturbed
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import CONFIG, read_described
 from torchbayes.posteriors.locks import FileWarning
@@ -78,6 +78,7 @@ def diagnose(
 ) -> Approximation: ...
 
 
+@undisturbed
 @explained()
 def diagnose(
     posterior: Draws | Chains | Approximating,

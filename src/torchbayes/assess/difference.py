@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torchbayes.assess.evaluation import Evaluation, interval_of, resampled
 from torchbayes.checks import check_counts, check_kind, check_text
+from torchbayes.native.process import undisturbed
 from torchbayes.randomness.seeds import Purpose, generator
 
 _SHARES = frozenset({"accuracy", "coverage"})  # of rows
@@ -38,6 +39,7 @@ class Difference:
     level: float
 
 
+@undisturbed
 def difference(
     first: Evaluation,
     second: Evaluation,

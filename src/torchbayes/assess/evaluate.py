@@ -25,7 +25,7 @@ from torchbayes.model.batches.batch import check_alike, padded
 from torchbayes.model.likelihoods.protocol import Counted, scored
 from torchbayes.model.likelihoods.quantiles import is_discrete
 from torchbayes.model.model import Model
-from torchbayes.native.process import without_autocast
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive
@@ -60,7 +60,7 @@ class _Columns:
         }
 
 
-@without_autocast
+@undisturbed
 @explained()
 def evaluate(
     posterior: Posterior | Functions | Source | Predictive,
@@ -144,7 +144,7 @@ def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
             columns.add(counting, **scored_columns(predictive, judged.targets))
 
 
-@without_autocast
+@undisturbed
 @explained()
 def uncertainty(
     posterior: Posterior | Functions | Source,

@@ -14,6 +14,7 @@ from torchbayes.display import Overview, shown
 from torchbayes.metrics.resampling import resampled_aurc, resampled_ece, resampled_ece_mass, resampled_mean
 from torchbayes.metrics.scoring import hits, squared_distance
 from torchbayes.model.likelihoods.quantiles import check_level
+from torchbayes.native.process import undisturbed_methods
 from torchbayes.randomness.seeds import Purpose, seeded
 
 _AT_ONCE = 2**22  # weights of rows that are held at once
@@ -28,6 +29,7 @@ class Scores:
     confidence: Tensor  # largest averaged probability (N,)
 
 
+@undisturbed_methods
 @shown(lambda evaluation: Overview("Evaluation", {"rows": len(evaluation.log_prob), **evaluation.metrics}))
 @dataclass(frozen=True)
 class Evaluation:

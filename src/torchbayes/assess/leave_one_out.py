@@ -40,6 +40,7 @@ from torchbayes.model.layout import broadcasting
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.sources.sources import as_source
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
@@ -138,6 +139,7 @@ class LeaveOneOut:
         )
 
 
+@undisturbed
 @explained()
 def loo(
     posterior: Posterior | Linearised, data: Any, *, refit: Method[Any] | None = None, chunk_size: int = 1024

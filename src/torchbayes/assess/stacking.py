@@ -18,11 +18,13 @@ from torchbayes.model.batches.batch import Batch
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import check_finite
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.mixtures.weighted import WeightedMixture
 from torchbayes.posteriors.posterior import Posterior
 
 
+@undisturbed
 @explained()
 def stack(
     posteriors: Posterior | Sequence[Posterior],

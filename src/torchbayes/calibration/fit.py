@@ -21,6 +21,7 @@ from torchbayes.calibration.venn_abers import VennAbers, binary_of, pairs_of
 from torchbayes.calls import explained
 from torchbayes.checks import check_choice, check_kind
 from torchbayes.model.model import Model
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
@@ -88,6 +89,7 @@ class Calibrated:
         )
 
 
+@undisturbed
 @explained()
 def fit(
     posterior: Posterior | Functions | Source,
@@ -124,6 +126,7 @@ def fit(
     return Calibrated(source, calibrator, held_out)
 
 
+@undisturbed
 def fit_calibrator(predictive: Predictive, targets: Any, *, method: str = "auto") -> Calibrator:
     """Fit a calibrator on a predictive of held-out rows; called with any other predictive, it returns that calibrated.
 

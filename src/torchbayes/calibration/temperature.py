@@ -18,9 +18,11 @@ from torchbayes.calibration.calibrator import ClassCalibrator
 from torchbayes.calibration.rows import Rows, joined, rows_of
 from torchbayes.checks import check_positive, check_share, plain
 from torchbayes.metrics.temperature import fit_temperature
+from torchbayes.native.process import undisturbed_methods
 from torchbayes.predictive.average import Predictive
 
 
+@undisturbed_methods
 @dataclass(frozen=True)
 class TemperatureScaling(ClassCalibrator):
     """Post-hoc calibration of a model average: p ∝ p̄^{1/T} (Guo et al. 2017), averaged first, then scaled.

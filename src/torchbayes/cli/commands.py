@@ -21,11 +21,14 @@ from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
 from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import nearest
+from torchbayes.cli.abstain import abstain
+from torchbayes.cli.acquire import acquire
 from torchbayes.cli.compare import compare, evidence
 from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.lora import lora
 from torchbayes.cli.options import (
     add_directory,
+    add_open,
     add_problem,
     add_run,
     at_home,
@@ -47,6 +50,7 @@ from torchbayes.cli.terminal import (
     is_foreseen,
     one_line,
     plain_warnings,
+    point_to,
     print_names,
     print_table,
     reported,
@@ -54,7 +58,6 @@ from torchbayes.cli.terminal import (
     say,
     say_notes,
 )
-from torchbayes.native.process import short_path
 from torchbayes.posteriors.locks import folder_in
 
 
@@ -184,6 +187,7 @@ def diagnose(argv: list[str]) -> None:
     parser.add_argument("--directory", type=str | None, default=None, help="where the report goes; RUN/diagnosis")
     parser.add_argument("--draws", type=int, default=DRAWS, help="where there is a density: a pass of the rows each")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_open(parser)
     chosen = parse(parser, argv)
     run = run_of(chosen, "what to diagnose")
     if chosen["inputs"] < 1:
@@ -209,9 +213,10 @@ def diagnose(argv: list[str]) -> None:
     )
     if chosen["json"]:
         print(json.dumps(page.numbers(diagnosis), indent=1))
-        return
-    print_table(page.space_table(diagnosis, caption=page.caption(diagnosis)), narrow=page.space_tables(diagnosis))
-    print("\n".join([*page.remarks(diagnosis), f"Report: {short_path(report)}"]))
+    else:
+        print_table(page.space_table(diagnosis, caption=page.caption(diagnosis)), narrow=page.space_tables(diagnosis))
+        print("\n".join(page.remarks(diagnosis)))
+    point_to(report, opened=chosen["open"], name=None if chosen["json"] else "Report")
 
 
 def _approximation(setup: Any, posterior: Any, *, run: Path, chosen: Mapping[str, Any]) -> None:
@@ -231,7 +236,8 @@ def _approximation(setup: Any, posterior: Any, *, run: Path, chosen: Mapping[str
         settings=settings,
     )
     numbers = json.dumps(page.approximation_numbers(approximation), indent=1)
-    print(numbers if chosen["json"] else f"{approximation.words}\nReport: {short_path(report)}")
+    print(numbers if chosen["json"] else approximation.words)
+    point_to(report, opened=chosen["open"], name=None if chosen["json"] else "Report")
 
 
 def reproduce(argv: list[str]) -> None:
@@ -248,6 +254,7 @@ def reproduce(argv: list[str]) -> None:
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--directory", default=None, help="where everything goes")
+    add_open(parser)
     chosen = parse(parser, argv)
     if chosen["list"]:
         print_names(experiments.names())
@@ -259,7 +266,8 @@ def reproduce(argv: list[str]) -> None:
     with resumable(["torchbayes", "reproduce", *argv]):
         page = experiments.reproduce(name, scale=chosen["scale"], seeds=chosen["seeds"], directory=chosen["directory"])
     verdict = json.loads(page.with_name("results.json").read_text(encoding="utf-8"))["verdict"]
-    print(f"{verdict['outcome'].capitalize()}. {verdict['reason']}\nPage: {page}")
+    print(f"{verdict['outcome'].capitalize()}. {verdict['reason']}")
+    point_to(page, opened=chosen["open"], name="Page")
 
 
 def list_(argv: list[str]) -> None:
@@ -298,9 +306,11 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tune": tune,
     "evaluate": evaluate,
     "predict": predict,
+    "abstain": abstain,
     "evidence": evidence,
     "diagnose": diagnose,
     "report": report,
+    "acquire": acquire,
     "lora": lora,
     "reproduce": reproduce,
     "list": list_,

@@ -36,6 +36,7 @@ from torchbayes.cli.options import (
     Peek,
     add_directory,
     add_method,
+    add_open,
     add_problem,
     made_of,
     new_parser,
@@ -45,10 +46,9 @@ from torchbayes.cli.options import (
     usual_method,
     with_hints,
 )
-from torchbayes.cli.terminal import print_table, resumable, say, track
+from torchbayes.cli.terminal import point_to, print_table, resumable, say, track
 from torchbayes.comparison.settings import Comparison, check_name_of, key_of
 from torchbayes.methods.optimise.map import MAP
-from torchbayes.native.process import short_path
 from torchbayes.posteriors.locks import Locked
 
 _LISTS = {
@@ -65,6 +65,7 @@ class Asked(NamedTuple):
     directory: str
     resume: bool
     overwrite: bool
+    open: bool
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def compare(argv: list[str]) -> None:
     print_table(
         table(compared.outcomes, caption=caption(*about, base=base), base=base), narrow=tables(*about, base=base)
     )
-    print(f"Report: {short_path(compared.report)}")
+    point_to(compared.report, opened=wanted.open)
 
 
 def settled(argv: list[str]) -> Asked:
@@ -132,7 +133,7 @@ def settled(argv: list[str]) -> Asked:
         "corruptions": tuple(chosen["corruptions"]),
     }
     comparison = made_of(Comparison, chosen, settings)
-    return Asked(comparison, *(chosen[name] for name in ("directory", "resume", "overwrite")))
+    return Asked(comparison, *(chosen[name] for name in ("directory", "resume", "overwrite", "open")))
 
 
 def _say_unused(argv: Sequence[str], every: Mapping[str, _Row], used: Set[str]) -> None:
@@ -175,6 +176,7 @@ def _parser(looked: Peek, rows: Sequence[_Row], every: Mapping[str, _Row]) -> Pa
         add_method(parser, key, row.settings, text=f"{entry.label}: {entry.line}" if entry.line else row.name)
     add_directory(parser, f"compare_{_short(looked)}")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier comparison in the directory")
+    add_open(parser)
     return parser
 
 

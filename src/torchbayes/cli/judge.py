@@ -12,9 +12,9 @@ from typing import Any, cast
 import torchbayes as tb
 from torchbayes.catalogue.problem import Setup
 from torchbayes.checks import as_file
-from torchbayes.cli.options import add_draws, add_run, new_parser, parse, run_of
-from torchbayes.cli.terminal import print_table, say
-from torchbayes.native.process import short_path
+from torchbayes.cli.decisions import add_cost, cost_of, deciding, rule_of
+from torchbayes.cli.options import add_draws, add_open, add_run, new_parser, parse, run_of
+from torchbayes.cli.terminal import point_to, print_table, say
 from torchbayes.posteriors.locks import folder_in
 from torchbayes.predictive.linearised import preferred
 
@@ -98,7 +98,7 @@ def _saved(chosen: dict[str, Any]) -> tuple[dict[str, float], dict[str, Mapping[
     data, name = setup.data, chosen["data"]
     rows = tuple(data.test)
     if name is not None and is_file(name):
-        rows, name = _labelled(setup, Path(name)), None
+        rows, name = labelled(setup, Path(name)), None
     with setup.problem.threading():
         functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
         evaluation = tb.evaluate(functions, rows, target_scale=setup.target_scale)
@@ -119,7 +119,7 @@ def _known(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name != "mutual_information" or value > 1e-12}
 
 
-def _labelled(setup: Setup, path: Path) -> tuple[Any, ...]:
+def labelled(setup: Setup, path: Path) -> tuple[Any, ...]:
     """Return the inputs and targets of a file of the user. Raises ValueError if it has no targets."""
     from torchbayes.data.own import read_new, repeated
 
@@ -138,23 +138,30 @@ def _labelled(setup: Setup, path: Path) -> tuple[Any, ...]:
 def report(argv: list[str]) -> None:
     """Write a page about a fit: what was fitted, how good it is on its test rows, how the training went."""
     from torchbayes.catalogue.config import CONFIG, load_run
+    from torchbayes.report.decisions import decided
     from torchbayes.report.fit import evaluated, metric_table, write_fit
 
     parser = new_parser(report)
     add_run(parser)
     parser.add_argument("--directory", type=str | None, default=None, help="where the page goes; RUN/report")
+    add_cost(parser)
     add_draws(parser)
+    add_open(parser)
     chosen = parse(parser, argv)
     run = run_of(chosen, "what to report on")
     home = Path(chosen["directory"] or folder_in(run, "report"))
     if (home / CONFIG).exists():
         raise ValueError(f"{home} holds a run, whose own page would be lost. Choose another --directory.")
+    cost, rule = cost_of(chosen), rule_of(run)
     setup, posterior = load_run(run, trust=chosen["trust"])
     with setup.problem.threading():
         fitted = evaluated(run, setup, posterior, draws=chosen["draws"], seed=chosen["seed"])
-        page = write_fit(home, fitted)
+        section = decided(fitted, cost, rule) if rule is not None or cost is not None else None
+        page = write_fit(home, fitted, section)
     print_table(metric_table(fitted))
-    print(f"Report: {short_path(page)}")
+    for table in () if section is None else section.tables:
+        print_table(table)
+    point_to(page, opened=chosen["open"])
 
 
 def _output_of(run: Path, named: str | None, *, overwrite: bool) -> Path:
@@ -183,18 +190,18 @@ def predict(argv: list[str]) -> None:
     parser.add_argument("--output", type=str | None, default=None, help="the CSV file; RUN/predictions.csv")
     parser.add_argument("--overwrite", action="store_true", help="replace what --output names, and the picture there")
     parser.add_argument("--level", type=float, default=0.95, help="share of targets that an interval should hold")
+    add_cost(parser)
     add_draws(parser)
     chosen = parse(parser, argv)
     if chosen["run"] is None or chosen["new"] is None:
         raise ValueError("say which run predicts what: torchbayes predict RUN INPUTS, such as new.csv.")
-    run, path = Path(chosen["run"]), Path(chosen["new"])
-    output = _output_of(run, chosen["output"], overwrite=chosen["overwrite"])
+    output = _output_of(run := Path(chosen["run"]), chosen["output"], overwrite=chosen["overwrite"])
     setup, posterior = load_run(run, trust=chosen["trust"])
-    new = read_new(setup.data, path)
+    new = read_new(setup.data, Path(chosen["new"]))
     units = Units(setup.data.classes, setup.data.target_standardise, chosen["level"])
     with setup.problem.threading():
         functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
-        columns = columns_of(functions, new.inputs, units)
+        columns = columns_of(functions, new.inputs, units, also=deciding(run, setup, cost_of(chosen)))
         test_columns = columns_of(functions, setup.data.test.inputs[:_SHOWN], units)
     write_columns(output, columns, names=new.names, digits=units.digits)
     picture = savefig(
@@ -244,7 +251,7 @@ def tune(argv: list[str]) -> None:
         raise ValueError(f"{directory} holds a run of its own, which would be lost. Choose another --directory.")
     if (directory / POSTERIOR).exists() and not chosen["overwrite"]:
         raise ValueError(f"{directory} already holds a posterior. Add --overwrite, or choose another --directory.")
-    held_out = None if chosen["on"] is None else _labelled(setup, Path(chosen["on"]))
+    held_out = None if chosen["on"] is None else labelled(setup, Path(chosen["on"]))
     fitted = cast("tb.LaplacePosterior", posterior)
     with setup.problem.threading():
         tuned = tb.tune(fitted, prior=chosen["prior"], noise=chosen["noise"], on=held_out)

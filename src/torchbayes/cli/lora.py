@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchbayes.catalogue.config import read_config
-from torchbayes.cli.options import Parser, add_directory, made_of, new_parser, parse
-from torchbayes.cli.terminal import print_table, resumable, say
+from torchbayes.cli.options import Parser, add_directory, add_open, made_of, new_parser, parse
+from torchbayes.cli.terminal import point_to, print_table, resumable, say
 from torchbayes.native.process import short_path
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def _parser(recorded: Mapping[str, Any]) -> Parser:
     parser.add_argument("--rounds", type=int, default=10, help="rounds of --acquire")
     parser.add_argument("--first", type=int, default=10, help="questions that --acquire begins with")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_open(parser)
     add_directory(parser, "lora")
     parser.set_defaults(recorded.get("settings", {}))
     return parser
@@ -108,7 +109,7 @@ def _fit(chosen: Mapping[str, Any], recorded: Mapping[str, Any]) -> Any:
     else:
         print_table(scores.table(worth))
         print_table(scores.interval_table(worth))
-        print(f"Report: {short_path(written)}")
+    point_to(written, opened=chosen["open"], name=None if chosen["json"] else "Report")
     return run
 
 
@@ -134,9 +135,11 @@ def _predict(chosen: Mapping[str, Any], run: Any) -> None:
 
 def _acquire(chosen: Mapping[str, Any]) -> None:
     """Learn in rounds, and print the numbers of each."""
+    from torchbayes.acquisition.rounds import Sizes
     from torchbayes.lora import page
-    from torchbayes.lora.acquire import Sizes, acquire
+    from torchbayes.lora.acquire import acquire
     from torchbayes.lora.methods import DEFAULT
+    from torchbayes.report import acquisition
 
     settings, (method, *others) = _settings(chosen), chosen["method"] or [DEFAULT]
     if others:
@@ -155,6 +158,6 @@ def _acquire(chosen: Mapping[str, Any]) -> None:
     written = page.write_rounds(study)
     if chosen["json"]:
         print(json.dumps([asdict(each) for each in study.rounds], indent=1))
-        return
-    print_table(page.round_table(study.rounds))
-    print(f"Report: {short_path(written)}")
+    else:
+        print_table(acquisition.round_table(study.rounds, what="questions"))
+    point_to(written, opened=chosen["open"], name=None if chosen["json"] else "Report")

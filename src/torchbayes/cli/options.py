@@ -227,6 +227,11 @@ def run_of(chosen: Mapping[str, Any], question: str, what: str = "a fit") -> Pat
     return Path(chosen["run"])
 
 
+def add_open(parser: Parser) -> None:
+    """Add whether the page that a command writes is opened."""
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+
+
 def add_draws(parser: Parser) -> None:
     """Add the number and the seed of functions drawn from a posterior."""
     text = "functions to draw, a multiple of the members; without it Laplace is linearised, in closed form"

@@ -24,6 +24,7 @@ import torch
 
 import torchbayes
 from torchbayes.checks import nearest, seen
+from torchbayes.native.process import short_path
 
 if TYPE_CHECKING:
     from torchbayes.data import Data
@@ -41,6 +42,26 @@ _OTHER = re.compile(r"Expected (an? [^.\n]*)\. Got value: ?(.*)")
 _GIVEN = re.compile(r"Given value: ?(.*)")
 _NO_MEMORY = re.compile("can't allocate memory|not enough memory|bad allocation|bad_alloc")
 _NESTED = re.compile(r"NestedArg\(key='([\w.]+)', val=(.*)\)$")
+
+
+def point_to(page: Path, *, opened: bool, name: str | None = "Report") -> None:
+    """Say where a page is, under its `name` if it has one, and open it in the browser if that is asked for.
+
+    Without a display `webbrowser` would take one that runs in the terminal, so then nothing is opened.
+    """
+    if name is not None:
+        print(f"{name}: {short_path(page)}", flush=True)
+    if not opened:
+        return
+    import webbrowser
+
+    shown = sys.platform in {"darwin", "win32"} or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    try:
+        done = shown and webbrowser.open(page.absolute().as_uri())
+    except (webbrowser.Error, OSError):
+        done = False
+    if not done:
+        say(f"No browser could be started here. Open {page.absolute()} where there is one.")
 
 
 def one_line(error: BaseException, options: Iterable[str] = ()) -> str:

@@ -31,6 +31,7 @@ from torchbayes.native.process import full_path
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_whole
 from torchbayes.posteriors.locks import Locked, folder_in
+from torchbayes.posteriors.problems import naming
 from torchbayes.report.diagnosis import numbers as diagnosis_numbers
 
 
@@ -177,15 +178,16 @@ def _fit(
             start = None if begin is None else of(begin)
             say(f"fitting: {label_of(name)}, {_length(settings, entry)} on {setup.data.name}")
             suited = with_dropout(setup) if comparison.entry(name).parts == "dropout" else setup
-            fitted[name] = fit_run(
-                suited,
-                settings,
-                folder_in(home, name),
-                start=start,
-                seed=comparison.seed,
-                resume=resume,
-                callbacks=callbacks,
-            )
+            with naming(label_of(name)):
+                fitted[name] = fit_run(
+                    suited,
+                    settings,
+                    folder_in(home, name),
+                    start=start,
+                    seed=comparison.seed,
+                    resume=resume,
+                    callbacks=callbacks,
+                )
         return fitted[name] if name == method else member(fitted[name], 0)
 
     return {method: of(method) for method in comparison.methods}

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchbayes import metrics
+from torchbayes.assess.columns.table import predictor_of
+from torchbayes.assess.intervals import predicted_numbers
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.certainty import LEVEL, at_severity
 from torchbayes.comparison.scores import SEVERITIES, Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Data
-from torchbayes.report import Picture, figures
+from torchbayes.report import Picture, figures, live
+from torchbayes.report.evaluation import class_names, class_rows, number_rows
 from torchbayes.report.figures.curves import Steps
+from torchbayes.report.live import Judged, content_of
 from torchbayes.report.style import told
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.words import listed
@@ -47,6 +51,13 @@ _QUESTIONS = (
     _Question("closeness", "TV to {to}", "total_variation"),
     _Question("closeness", "W1 to {to}", "wasserstein1"),
 )
+_MORE = (  # on a page, by choice
+    _Question("test set", "accuracy", "accuracy", "high"),
+    _Question("test set", "Brier score", "brier"),
+    _Question("errors", "MAE ({unit})", "mae"),
+    _Question("errors", "CRPS ({unit})", "crps"),
+    _Question("closeness", "agreement with {to}", "agreement", "high"),
+)
 
 
 def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> dict[str, Picture]:
@@ -57,6 +68,7 @@ def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcom
     drawn: dict[str, Picture] = {}
     if len(outcomes) > 1:
         drawn["glance"] = _glance(data, named, reference)
+    drawn |= _rows_of(data, named)
     if data.task == "regression" and data.input_shape == (1,):
         drawn["band"] = band_over(data, functions)
     if data.task == "classification" and data.input_shape == (2,) and data.num_classes == 2:
@@ -77,15 +89,34 @@ def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcom
     return drawn
 
 
+def _rows_of(data: Data, named: Mapping[str, Outcome]) -> dict[str, Picture]:
+    """Return the picture of the test rows under each method, by file name; empty where they have none."""
+    inputs, first = data.test.inputs, next(iter(named.values()))
+    table = predictor_of(first.functions, data)
+    content = content_of(data, table if table is not None and len(table.rows) == len(inputs) else None)
+    if first.clean.probs is not None:
+        judged = {label: Judged(o.clean, None, o.functions) for label, o in named.items()}
+        return class_rows(judged, class_names(data, first.clean.probs), inputs, content=content)
+    judged = {
+        label: Judged(o.clean, predicted_numbers(o.functions, tuple(data.test)), o.functions)
+        for label, o in named.items()
+    }
+    return number_rows(judged, data, inputs, content=content)
+
+
 def glance(
-    named: Mapping[str, Outcome], reference: str | None = None, *, unit: str = "units of the target"
+    named: Mapping[str, Outcome],
+    reference: str | None = None,
+    *,
+    unit: str = "units of the target",
+    questions: Sequence[_Question] = _QUESTIONS,
 ) -> list[figures.Dots]:
     """Return the questions that tell methods apart and have numbers, with intervals, for labelled outcomes.
 
     The reference's own closeness is the floor. `unit` is of the target.
     """
     panels = []
-    for question in _QUESTIONS:
+    for question in questions:
         close = question.title == "closeness"
         who = {label: o for label, o in named.items() if not (close and label == reference)}
         numbers = {label: o.number(question.metric) for label, o in who.items()}
@@ -140,6 +171,7 @@ def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> 
     return Picture(
         "All methods at one glance", figures.ranked_dots(panels, floor="floor of the reference"), caption,
         alt=f"Dots with intervals for each method. {'. '.join(extremes)}.",
+        live=live.panels(panels, glance(named, reference, unit=data.target_unit, questions=_MORE)),
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from torchbayes.comparison.tables import (
 from torchbayes.methods.choices import is_open
 from torchbayes.report import Table, write_report
 from torchbayes.report.html import save_pictures
-from torchbayes.report.style import told
+from torchbayes.report.style import one_page, told
 from torchbayes.report.words import capital, listed, prior_of, settings_chosen
 
 
@@ -137,6 +137,7 @@ def _epochs(settings: Any) -> str:
     return f"{epochs:,} epochs" if epochs else "the usual number of epochs"
 
 
+@one_page()
 def report(
     home: Path,
     setup: Setup,

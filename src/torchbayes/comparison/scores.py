@@ -12,6 +12,8 @@ from torch import Tensor
 from torchbayes import metrics
 from torchbayes.assess.baselines import constant, r_squared
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
+from torchbayes.catalogue.entries import MethodEntry
+from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.certainty import (
     Certainty,
@@ -36,6 +38,7 @@ from torchbayes.comparison.fidelity import (
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import corrupt_data, out_of_distribution
 from torchbayes.posteriors import Functions, Posterior
+from torchbayes.posteriors.problems import naming
 from torchbayes.predictive.linearised import preferred
 from torchbayes.predictive.predict import Source, predict
 
@@ -134,20 +137,11 @@ def score(
 ) -> dict[str, Outcome]:
     """Evaluate every method: clean, corrupted, on foreign images, and against the reference."""
     data = setup.data
-    scale = setup.target_scale
     outcomes = {}
     for name in track(list(posteriors), "test set"):
         posterior, entry = posteriors[name], comparison.entry(name) if name != REFERENCE else None
-        drawn = comparison.draws if entry and entry.predicts == "drawn" else None
-        functions = preferred(posterior, drawn, seed=comparison.seed)
-        clean = evaluate(functions, tuple(data.test), target_scale=scale)
-        members = []
-        if entry and entry.by_member:
-            alone = (member(posterior, m) for m in range(posterior.members))
-            members = [evaluate(single, tuple(data.test), target_scale=scale).metrics for single in alone]
-        outcomes[name] = Outcome(
-            functions, clean, members, is_reference=name == comparison.compared_with, problems=posterior.problems
-        )
+        with naming("the reference" if name == REFERENCE else label_of(name)):
+            outcomes[name] = _clean(setup, posterior, entry, comparison, is_reference=name == comparison.compared_with)
     reference = comparison.compared_with
     chains = posteriors[reference].members if reference is not None else 0
     by_chain: dict[str, list[Tensor]] = {}
@@ -159,6 +153,20 @@ def score(
     further = {name: _further(outcome, reference_outcome, comparison) for name, outcome in outcomes.items()}
     sure = certainties({n: o.clean for n, o in outcomes.items()}, seed=comparison.seed, further=further)
     return {name: dataclasses.replace(outcome, certainty=sure[name]) for name, outcome in outcomes.items()}
+
+
+def _clean(
+    setup: Setup, posterior: Posterior, entry: MethodEntry | None, comparison: Comparison, *, is_reference: bool
+) -> Outcome:
+    """Return the results of a method on the clean test set."""
+    test, scale = tuple(setup.data.test), setup.target_scale
+    drawn = comparison.draws if entry and entry.predicts == "drawn" else None
+    functions, members = preferred(posterior, drawn, seed=comparison.seed), []
+    clean = evaluate(functions, test, target_scale=scale)
+    if entry and entry.by_member:
+        alone = (member(posterior, m) for m in range(posterior.members))
+        members = [evaluate(single, test, target_scale=scale).metrics for single in alone]
+    return Outcome(functions, clean, members, is_reference=is_reference, problems=posterior.problems)
 
 
 def constant_outcome(setup: Setup) -> Outcome | None:

@@ -16,10 +16,12 @@ from torchbayes.compression.plain import Plain, filled, gap, plain_of
 from torchbayes.compression.rounding import Rounding
 from torchbayes.compression.units import smaller
 from torchbayes.model.model import Model
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import ProblemWarning
 
 
+@undisturbed
 def unit_noise(posterior: Posterior) -> dict[str, Tensor]:
     """Return the noise of the units of each layer with multipliers, by which `compress` prunes.
 
@@ -39,6 +41,7 @@ def unit_noise(posterior: Posterior) -> dict[str, Tensor]:
     return {name: of.noise for name, of in _with_groups(posterior).groups.items()}
 
 
+@undisturbed
 def compress(
     posterior: Posterior,
     data: Any,
@@ -90,6 +93,7 @@ def compress(
     return small
 
 
+@undisturbed
 def prune(
     posterior: Posterior,
     data: Any,

@@ -23,6 +23,7 @@ from torchbayes.conformal.ranks import check_coverage
 from torchbayes.conformal.rows import group_names, is_over_classes, judged, predicted_rows, weights_like
 from torchbayes.conformal.scoring import class_scores, number_scores
 from torchbayes.model.likelihoods.quantiles import is_discrete
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.randomness.seeds import Purpose
 
@@ -30,6 +31,7 @@ CLASS = "class"
 """Groups by the class that is tried."""
 
 
+@undisturbed
 @explained()
 def calibrate(
     posterior: Any,

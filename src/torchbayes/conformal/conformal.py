@@ -27,6 +27,7 @@ from torchbayes.conformal.scoring import (
     number_scores,
 )
 from torchbayes.display import Overview, shown
+from torchbayes.native.process import undisturbed_methods
 from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.posteriors.problems import warn_of
 
@@ -53,6 +54,7 @@ def _overview(conformal: Conformal) -> Overview:
     return Overview("Conformal", facts, header=header, rows=cells, problems=conformal.problems)
 
 
+@undisturbed_methods
 @shown(_overview)
 @dataclass(frozen=True)
 class Conformal:

@@ -22,11 +22,13 @@ from torch import Tensor
 
 from torchbayes.checks import as_numbers, check_choice, seen
 from torchbayes.conformal.ranks import check_coverage, rank_of
+from torchbayes.native.process import undisturbed
 
 Kind = Literal["plus", "minmax"]
 KINDS: tuple[Kind, ...] = ("plus", "minmax")
 
 
+@undisturbed
 def jackknife_intervals(
     means_N: Any,
     targets_N: Any,

@@ -33,6 +33,7 @@ from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.likelihoods.shapes import Regression, like
 from torchbayes.model.sources.sources import as_source
+from torchbayes.native.process import undisturbed, undisturbed_methods
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.linearised import Linearised, checked
@@ -66,6 +67,7 @@ def _overview(jackknife: Jackknife) -> Overview:
     return Overview("Jackknife", facts | {"bound": jackknife.bound}, problems=jackknife.problems)
 
 
+@undisturbed_methods
 @shown(_overview)
 @dataclass(frozen=True)
 class Jackknife:
@@ -133,6 +135,7 @@ class Jackknife:
         return _moments(self.posterior, outputs, variance_MBK.unsqueeze(1) + grown)
 
 
+@undisturbed
 @explained()
 def jackknife(
     posterior: LaplacePosterior,

@@ -33,7 +33,7 @@ from torchbayes.linalg import Diagonal
 from torchbayes.methods.protocol import Continued
 from torchbayes.model.model import Model, having
 from torchbayes.model.sources.sources import Source
-from torchbayes.native.process import full_path
+from torchbayes.native.process import full_path, undisturbed
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import as_prior
 from torchbayes.posteriors.locks import folder_in
@@ -43,6 +43,7 @@ from torchbayes.randomness.seeds import Purpose, mix
 from torchbayes.selection.fit import fit
 
 
+@undisturbed
 @explained()
 def sequence(
     model: Model,

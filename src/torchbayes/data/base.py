@@ -112,6 +112,7 @@ class Data:
         reader: Reads new rows from a file in the same way; None for sets without files of their own.
         checksum: Of the user's own training and test rows, whose files may change; None for others.
         target_name: Name of the target column of a table, such as "price [EUR]".
+        words: Of texts: the word that each token id stands for, empty for marks; none where they are not known.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Data:
     reader: Callable[[Path, Data], Any] | None = None
     checksum: int | None = None
     target_name: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def target_label(self) -> str:
@@ -186,11 +188,12 @@ class Raw:
     source: str  # in one line
     classes: tuple[str, ...] = ()  # empty for regression
     levels: int | None = None  # of images: the pixel value that means white
+    words: tuple[str, ...] = ()  # of texts: by token id
 
     def subset(self, rows: np.ndarray) -> Raw:
         """Return the same data with only these training rows."""
         inputs, targets = self.train
-        return Raw((inputs[rows], targets[rows]), self.test, self.source, self.classes, self.levels)
+        return replace(self, train=(inputs[rows], targets[rows]))
 
 
 def finish(name: str, raw: Raw) -> Data:
@@ -213,6 +216,7 @@ def finish(name: str, raw: Raw) -> Data:
         standardise=standardise,
         target_standardise=target_standardise,
         source=raw.source,
+        words=raw.words,
     )
 
 
@@ -255,7 +259,7 @@ def of_classes(name: str, raw: Raw, classes: Sequence[str]) -> Raw:
         for inputs, labels in ((inputs, label_of[targets]) for inputs, targets in (raw.train, raw.test))
         for mask in [labels >= 0]
     ]
-    return Raw(parts[0], parts[1], raw.source, tuple(classes), raw.levels)
+    return replace(raw, train=parts[0], test=parts[1], classes=tuple(classes))
 
 
 def drawn(name: str, raw: Raw, train_size: int, *, seed: int = 0) -> Raw:

@@ -23,11 +23,13 @@ from torch import Generator, Tensor
 
 from torchbayes.checks import as_seed, check_counts, check_kind, check_name, check_tensor, is_whole, optional, seen
 from torchbayes.data.base import Data, Pair
+from torchbayes.native.process import undisturbed
 from torchbayes.randomness.seeds import Purpose, generator
 
 _REFERENCE = 32  # pixels of the images that the published lengths refer to
 
 
+@undisturbed
 def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tensor:
     """Corrupt images.
 
@@ -69,6 +71,7 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tenso
     return function(work, settings[int(severity) - 1], source).clamp_(0, 1).to(images.device, images.dtype)
 
 
+@undisturbed
 def corrupt_data(data: Data, name: str, severity: int, *, seed: int = 0, limit: int | None = None) -> Pair:
     """Corrupt the test images of a data set and standardise them again with its training statistics.
 
@@ -99,7 +102,7 @@ def corrupt_data(data: Data, name: str, severity: int, *, seed: int = 0, limit: 
 
 def _gaussian_noise(images: Tensor, scale: float, generator: Generator) -> Tensor:
     """Return x + scale * e, e ~ N(0, 1)."""
-    return images + scale * torch.randn(images.shape, generator=generator)
+    return images + scale * torch.randn(images.shape, generator=generator, dtype=torch.float32)
 
 
 def _shot_noise(images: Tensor, photons: float, generator: Generator) -> Tensor:
@@ -109,8 +112,8 @@ def _shot_noise(images: Tensor, photons: float, generator: Generator) -> Tensor:
 
 def _impulse_noise(images: Tensor, amount: float, generator: Generator) -> Tensor:
     """Return images with a share `amount` of the values replaced by 0 or 1, with equal chance."""
-    hit = torch.rand(images.shape, generator=generator) < amount
-    salt = torch.rand(images.shape, generator=generator) < 0.5
+    hit = torch.rand(images.shape, generator=generator, dtype=torch.float32) < amount
+    salt = torch.rand(images.shape, generator=generator, dtype=torch.float32) < 0.5
     return torch.where(hit, salt.to(images.dtype), images)
 
 
@@ -154,7 +157,7 @@ def _motion_blur(images: Tensor, streak: tuple[float, float], generator: Generat
     radius, scale = streak
     height, width = images.shape[2:]
     ratio = min(height, width) / _REFERENCE
-    angle = ((torch.rand(len(images), generator=generator) - 0.5) * (math.pi / 2)).to(images.dtype)
+    angle = ((torch.rand(len(images), generator=generator, dtype=torch.float32) - 0.5) * (math.pi / 2)).to(images.dtype)
     step = 1 / max(1.0, ratio)
     # beyond 5 standard deviations a tap weighs less than 4e-6
     taps = torch.arange(0, min(2 * radius, 5 * scale) + 1e-9, step, dtype=images.dtype)
@@ -202,11 +205,11 @@ def plasma(count: int, size: int, decay: float, *, generator: Generator) -> Tens
     is (count, side, side), with side the next power of two from `size`.
     """
     side = 1 << max(1, math.ceil(math.log2(size)))
-    field = torch.zeros(count, side, side)
+    field = torch.zeros(count, side, side, dtype=torch.float32)
     step, amplitude = side, 1.0
 
     def noise(like: Tensor) -> Tensor:
-        return (torch.rand(like.shape, generator=generator) * 2 - 1) * amplitude
+        return (torch.rand(like.shape, generator=generator, dtype=torch.float32) * 2 - 1) * amplitude
 
     while step > 1:
         half = step // 2
@@ -285,7 +288,7 @@ def rotate(images: Tensor, degrees_B: Tensor) -> Tensor:
 
 def _translation(images: Tensor, share: float, generator: Generator) -> Tensor:
     """Return images shifted by a share of their size in a random direction."""
-    angle = torch.rand(len(images), generator=generator).to(images.dtype) * (2 * math.pi)
+    angle = torch.rand(len(images), generator=generator, dtype=torch.float32).to(images.dtype) * (2 * math.pi)
     distance = share * min(images.shape[2:])
     return translate(images, distance * angle.cos(), distance * angle.sin())
 

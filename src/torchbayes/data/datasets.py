@@ -15,6 +15,7 @@ from torchbayes.data.images import load_digits, load_images
 from torchbayes.data.ood import ood_names
 from torchbayes.data.text import load_imdb
 from torchbayes.data.vectors import UCI_SETS, load_uci, toy_drbayes, toy_izmailov, toy_sine, two_moons
+from torchbayes.native.process import undisturbed
 
 _DRAWS = 20  # splits of the sets that are drawn or split here: as many as the UCI sets have
 
@@ -82,6 +83,7 @@ def num_splits(name: str) -> int:
     return _entry(name).splits
 
 
+@undisturbed
 @explained()
 def load(
     name: str,

@@ -14,6 +14,7 @@ from torchbayes.checks import as_seed, check_counts, check_kind, check_name, opt
 from torchbayes.data.base import Data, unit_images
 from torchbayes.data.files import data_root
 from torchbayes.data.images import IMAGE_SETS, STRANGERS
+from torchbayes.native.process import undisturbed
 from torchbayes.randomness.seeds import Purpose, generator
 
 _MADE_ROWS = 1000  # rows of the sets made here, unless `limit` says otherwise
@@ -38,6 +39,7 @@ def ood_names() -> dict[str, str]:
     }
 
 
+@undisturbed
 def out_of_distribution(
     data: Data,
     name: str | None = None,
@@ -132,14 +134,14 @@ def letters(count: int, size: int, generator: torch.Generator) -> Tensor:
     """
     glyphs = _glyphs(size * _SUPERSAMPLE)
     which = torch.randint(len(glyphs), (count,), generator=generator)
-    angle, zoom, right, down = torch.rand(4, count, generator=generator)
+    angle, zoom, right, down = torch.rand(4, count, generator=generator, dtype=torch.float32)
     angle = torch.deg2rad(30 * angle - 15)
     zoom = 0.9 + 0.25 * zoom  # how many times smaller than the glyph as drawn
-    theta = torch.empty(count, 2, 3)
+    theta = torch.empty(count, 2, 3, dtype=torch.float32)
     theta[:, 0, 0] = theta[:, 1, 1] = zoom * angle.cos()
     theta[:, 0, 1], theta[:, 1, 0] = -zoom * angle.sin(), zoom * angle.sin()
     theta[:, 0, 2], theta[:, 1, 2] = 0.2 * right - 0.1, 0.2 * down - 0.1  # of half the size
-    small = torch.empty(count, 1, size, size)
+    small = torch.empty(count, 1, size, size, dtype=torch.float32)
     for rows in torch.arange(count).split(512):  # the enlarged images of a few rows at a time
         drawn = glyphs[which[rows]]
         grid = F.affine_grid(theta[rows], list(drawn.shape), align_corners=False)

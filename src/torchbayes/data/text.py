@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import json
 import pickle
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,7 +36,22 @@ def load_imdb(root: Path | None) -> Raw:
     else:
         train, test = read_keras(obtain("imdb", _KERAS, root))
     source = "Large Movie Review Dataset (Maas et al. 2011), tokens of keras.datasets.imdb"
-    return Raw(train, test, source, ("negative", "positive"))
+    index = local_file("imdb", "imdb_word_index.json.gz", root)
+    words = () if index is None else read_words(index)
+    return Raw(train, test, source, ("negative", "positive"), words=words)
+
+
+def read_words(path: Path) -> tuple[str, ...]:
+    """Return the word of each token id from Keras's index, a JSON of word -> rank from 1, packed by gzip."""
+    try:
+        ranks = json.loads(gzip.decompress(path.read_bytes()))
+        word_of = {int(rank) + FIRST_WORD: str(word) for word, rank in ranks.items()}
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} must hold Keras's index of words and their ranks as JSON, packed by gzip. Fetch it again, or "
+            f"remove it: only reports read it."
+        ) from error
+    return ("", "", "?", *(word_of.get(number, "?") for number in range(FIRST_WORD, VOCABULARY)))
 
 
 def pad(tokens: np.ndarray, offsets: np.ndarray) -> np.ndarray:

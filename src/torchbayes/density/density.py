@@ -28,10 +28,11 @@ from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
 from torchbayes.model.probes.functions import refuse_faults
-from torchbayes.native.process import widen
+from torchbayes.native.process import undisturbed_methods, widen
 from torchbayes.randomness.seeds import Purpose, mix
 
 
+@undisturbed_methods
 class LogDensity:
     """The tempered log joint density of a model and its gradient, for M members at once.
 

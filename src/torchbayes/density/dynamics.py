@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import SettingError, check_function, seen
-from torchbayes.native.process import differentiable, usable
+from torchbayes.native.process import as_the_program, differentiable, usable
 
 
 class Value(NamedTuple):
@@ -205,7 +205,8 @@ class FunctionDensity(Stepwise):
         del batch
         with differentiable():
             leaf = usable(weights_MD).detach().requires_grad_()
-            value_M = self._function(leaf)
+            with as_the_program():
+                value_M = self._function(leaf)
             check_value(value_M)
             gradient_MD = None
             if value_M.requires_grad:
@@ -221,6 +222,6 @@ class FunctionDensity(Stepwise):
     def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
         """Return the value at each row; a batch is ignored."""
         del batch
-        with differentiable():  # as in a call, because the function may use autograd itself
+        with differentiable(), as_the_program():  # as in a call, because the function may use autograd itself
             value_M = self._function(weights_MD.detach().requires_grad_()).detach().double()
         return ValueOnly(value_M, value_M)

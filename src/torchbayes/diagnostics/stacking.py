@@ -57,11 +57,11 @@ def stacking_weights(
     densities_NK, weights_N, shift = _checked(log_densities_NK, row_weights_N)
     check_not_negative(pseudo_rows=pseudo_rows)
     models = densities_NK.shape[1]
-    prior_K = torch.full((models,), pseudo_rows / models, dtype=torch.float64)
-    every_RK = torch.cat([densities_NK, torch.eye(models, dtype=torch.float64)])
+    prior_K = torch.full((models,), pseudo_rows / models, dtype=torch.float64, device="cpu")
+    every_RK = torch.cat([densities_NK, torch.eye(models, dtype=torch.float64, device="cpu")])
     every_R = torch.cat([weights_N, prior_K])
     every_RK, every_R = every_RK[every_R > 0], every_R[every_R > 0] / every_R.sum()
-    weights_K = torch.full((models,), 1 / models, dtype=torch.float64)
+    weights_K = torch.full((models,), 1 / models, dtype=torch.float64, device="cpu")
     for _ in range(_ROUNDS):
         gradient_K = _gradient(every_RK, every_R, weights_K)
         if math.log(gradient_K.max()) < _TOLERANCE:
@@ -87,7 +87,7 @@ def _checked(log_densities_NK: Tensor, row_weights_N: Tensor | None) -> tuple[Te
     if bool((largest_N == -math.inf).any()):
         row = int((largest_N == -math.inf).nonzero()[0])
         raise ValueError(f"row {row} of `log_densities_NK` is impossible under every model: no mixture describes it.")
-    weights_N = torch.ones(len(values_NK), dtype=torch.float64)
+    weights_N = torch.ones(len(values_NK), dtype=torch.float64, device="cpu")
     if row_weights_N is not None:
         check_floating("row_weights_N", row_weights_N)
         weights_N = row_weights_N.detach().double().cpu()

@@ -22,13 +22,13 @@ from torchbayes.methods.faults import dispersed
 from torchbayes.methods.protocol import Chain
 from torchbayes.methods.sgmcmc.restarts import MOST, mended
 from torchbayes.model.parameters import Parameters
-from torchbayes.native.process import without_autocast
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import check_finite_start
 from torchbayes.randomness.seeds import member_seeds
 
 
-@without_autocast
+@undisturbed
 @explained()
 def sample(
     density: Density | Callable[..., Tensor],

@@ -28,6 +28,7 @@ from torchbayes.evidence.estimate import Evidence, log_mean, warn_of_few
 from torchbayes.evidence.path import DRAWN, Target, as_target, at_prior
 from torchbayes.evidence.pilot import Ladder, Place, Temperatures, as_temperatures, move, pilot
 from torchbayes.model.model import Model
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.posteriors.start import check_finite_start
@@ -38,6 +39,7 @@ _VARIANCE = 0.2
 _FEWEST, _MOST = 10, 20_000  # temperatures
 
 
+@undisturbed
 def annealed_importance_sampling(
     model: Model | Target,
     data: Any = None,
@@ -85,6 +87,7 @@ def annealed_importance_sampling(
     return Evidence(mean.value, mean.error, "annealed importance sampling", details)
 
 
+@undisturbed
 def reverse_annealing(
     model: Model | Target,
     data: Any = None,
@@ -138,6 +141,7 @@ def reverse_annealing(
     return Evidence(-mean.value, mean.error, "reverse annealing, an upper bound", details)
 
 
+@undisturbed
 def prior_monte_carlo(model: Model | Target, data: Any = None, *, draws: int = 100_000, seed: int = 0) -> Evidence:
     """Estimate the log evidence by draws from the prior: p(D) is the mean of the likelihood over it.
 

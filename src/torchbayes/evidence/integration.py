@@ -26,6 +26,7 @@ from torchbayes.evidence.path import AnnealedDensity, Target, as_target, at_prio
 from torchbayes.evidence.pilot import Pilot, Temperatures, as_temperatures, pilot
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model.model import Model
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.problems import note
 from torchbayes.randomness.seeds import Purpose, generator, mix
 
@@ -43,6 +44,7 @@ class Quadrature(NamedTuple):
     discretisation: float  # estimate of the error that more temperatures would remove
 
 
+@undisturbed
 def thermodynamic_integration(
     model: Model | Target,
     data: Any = None,

@@ -26,12 +26,14 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Network, module_at
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.sources.sources import as_source
+from torchbayes.native.process import undisturbed
 from torchbayes.randomness.seeds import Purpose, generator
 
 _TRIALS = 4  # random weights at which linearity is checked
 _TOLERANCE = 1e-8  # relative to the outputs; a linear network in float64 is about 1e-14 off
 
 
+@undisturbed
 def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     """Return the exact log evidence of a network that is linear in its random weights, with Gaussian noise.
 

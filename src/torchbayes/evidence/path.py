@@ -20,6 +20,7 @@ from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.model.model import Model
 from torchbayes.model.sources.informed import informed_by
 from torchbayes.model.sources.sources import as_source
+from torchbayes.native.process import undisturbed, undisturbed_methods
 
 DRAWN = 1000  # draws from the prior that are held at a time
 
@@ -52,9 +53,11 @@ class Target(Protocol):
         ...
 
 
+@undisturbed_methods
 class ModelTarget:
     """The prior of a model, and its likelihood of all the data."""
 
+    @undisturbed
     def __init__(self, model: Model, data: Any, *, plan: BackendName | str = "auto", chunk_size: int = 1024) -> None:
         """Read and check the data.
 

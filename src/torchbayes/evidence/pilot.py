@@ -35,6 +35,7 @@ from torchbayes.density.dynamics import Value, leapfrog
 from torchbayes.evidence.path import Parts, Target
 from torchbayes.methods.mcmc.hamiltonian import filled, kinetic
 from torchbayes.methods.sampler import acceptance, choose
+from torchbayes.native.process import undisturbed
 from torchbayes.randomness.seeds import Purpose, generator, mix
 
 PARTICLES = 64
@@ -269,6 +270,7 @@ def as_temperatures(
     return checked
 
 
+@undisturbed
 def sigmoidal(count: int, sharpness: float = 4.0) -> Tensor:
     """Return inverse temperatures on a sigmoid, dense at both ends (Grosse, Ghahramani and Adams 2015).
 
@@ -284,6 +286,7 @@ def sigmoidal(count: int, sharpness: float = 4.0) -> Tensor:
     return (values_K - values_K[0]) / (values_K[-1] - values_K[0])
 
 
+@undisturbed
 def power(count: int, exponent: float = 5.0) -> Tensor:
     """Return inverse temperatures β_k = (k/(K − 1))^exponent, dense at the prior (Friel and Pettitt 2008).
 

@@ -28,6 +28,7 @@ from torchbayes.model.layout import Globs
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.sources.sources import as_source
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.problems import note
 from torchbayes.randomness.seeds import Purpose, generator
@@ -37,6 +38,7 @@ _LEAST_GAIN = 1e-12  # of the squared norm of the weights: below it is rounding
 _SWEEPS = 1000
 
 
+@undisturbed
 def align(
     model: Model,
     weights: Networks,

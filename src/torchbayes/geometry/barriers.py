@@ -12,6 +12,7 @@ from torchbayes.checks import as_seed, check_counts
 from torchbayes.geometry.networks import Losses, Networks, as_plain, members_of, networks_of, one_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.curves.simplex import barycentric
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -58,6 +59,7 @@ class Barrier:
         return f"Barrier(height {self.height:.4g}, excess {self.excess:.4g}: {ends}, at most {top})"
 
 
+@undisturbed
 def barrier(
     model: Model,
     data: Any,
@@ -164,6 +166,7 @@ class Interior:
         return f"Interior(mean {self.mean:.4g}, worst {self.worst:.4g}: nll {ends} at the vertices, {inside})"
 
 
+@undisturbed
 def interior(
     model: Model,
     data: Any,

@@ -44,6 +44,7 @@ from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.model.model import Model
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.posteriors.start import check_finite_start
 from torchbayes.randomness.seeds import Purpose, generator, mix
@@ -98,6 +99,7 @@ class _Problem(NamedTuple):
     num_data: float
 
 
+@undisturbed
 def learning_coefficient(
     model: Model | Callable[[Tensor], Tensor],
     data: Any,

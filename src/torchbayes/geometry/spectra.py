@@ -33,6 +33,7 @@ from torchbayes.geometry.lanczos import Leading, joined, lanczos, leading
 from torchbayes.geometry.networks import Weights, num_observations, place_of
 from torchbayes.geometry.operators import MATRICES, Matrix, Products
 from torchbayes.model.model import Model
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.problems import note
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -187,6 +188,7 @@ class Spectrum:
         return self.trace_of(lambda values: (values + precision).log())
 
 
+@undisturbed
 def spectrum(
     model: Model,
     data: Any,
@@ -241,6 +243,7 @@ def spectrum(
     return Spectrum(*joined(rules), size, num_observations(place, chunk_size), matrix)
 
 
+@undisturbed
 def trace(
     model: Model,
     data: Any,
@@ -294,6 +297,7 @@ def trace(
     return Estimate(captured + residual.value, residual.error)
 
 
+@undisturbed
 def curved_directions(
     model: Model,
     data: Any,

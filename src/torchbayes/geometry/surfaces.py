@@ -37,6 +37,7 @@ from torchbayes.geometry.networks import (
 from torchbayes.geometry.volumes import normal, scaled
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.native.process import undisturbed, undisturbed_methods
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point
 from torchbayes.randomness.seeds import Purpose, generator
@@ -44,6 +45,7 @@ from torchbayes.randomness.seeds import Purpose, generator
 _STACK = 2**28  # bytes of weights that are evaluated together
 
 
+@undisturbed_methods
 @dataclass(frozen=True)
 class Plane:
     """w(a, b) = o + a û + b v̂: a plane in weight space, made by `Plane.through` or `Plane.random`.
@@ -176,6 +178,7 @@ class Surface:
         return as_plain(self)
 
 
+@undisturbed
 def surface(
     model: Model,
     data: Any,
@@ -276,6 +279,7 @@ class Rays:
         return as_plain(self)
 
 
+@undisturbed
 def rays(
     model: Model,
     data: Any,

@@ -28,6 +28,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.geometry.networks import Place, Weights, check_loss, num_observations, place_of
 from torchbayes.model.model import Model
 from torchbayes.model.priors.axes import axes_of
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.problems import is_finite, warn_of
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -74,6 +75,7 @@ class _Directions(NamedTuple):
     log_det: float
 
 
+@undisturbed
 def basin(
     model: Model,
     data: Any,

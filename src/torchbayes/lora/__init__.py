@@ -1,6 +1,7 @@
 """Adapters of language models by one call: fit, evaluate, predict, and ask for labels."""
 
-from torchbayes.lora.acquire import Round, Sizes, Study, acquire
+from torchbayes.acquisition.rounds import Round, Sizes
+from torchbayes.lora.acquire import Study, acquire
 from torchbayes.lora.answers import predict
 from torchbayes.lora.methods import METHODS
 from torchbayes.lora.run import Run, fit, load

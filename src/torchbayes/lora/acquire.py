@@ -5,77 +5,35 @@ A study begins with a few questions of the training file, fits, scores questions
 
     I(y; w | x) = H(E_w p(y | x, w)) − E_w H(p(y | x, w))
 
-takes those that have most of it, with their answers, and fits anew. Both expectations are means over the same draws S,
-as many in every round; the estimate is too small by about I/S for all questions alike, so that ranks do not change.
-A second study takes questions at random. Both begin with the same ones.
+takes those that have most of it, with their answers, and fits anew. A second study takes questions at random. Both
+begin with the same ones. The loop is that of `torchbayes.acquisition`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from torchbayes.acquisition.acquire import acquire as acquired
+from torchbayes.acquisition.pool import different
+from torchbayes.acquisition.rounds import FILE, RANDOM, Round, Sizes, check_pool, check_same, rounds_of, shuffled
 from torchbayes.assess.evaluate import evaluate
-from torchbayes.checks import check_counts, check_flags, check_kind, optional, plain
+from torchbayes.checks import check_flags, check_kind, optional
 from torchbayes.driver.progress import Callback
 from torchbayes.lora.asked import read
 from torchbayes.lora.methods import DEFAULT, METHODS, named
 from torchbayes.lora.run import begun, fitted, tell
-from torchbayes.lora.scores import disagreement, source_of
+from torchbayes.lora.scores import source_of
 from torchbayes.lora.settings import Settings
 from torchbayes.lora.setup import Setup
 from torchbayes.native.process import full_path
-from torchbayes.posteriors.files import read_described, write_described
-from torchbayes.posteriors.locks import folder_in
-from torchbayes.randomness.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose
 
-WAYS = ("bald", "random")
-ROUNDS, FILE = "rounds", "acquired.json"
+WAYS = ("bald", RANDOM)
 _SCORED = 1000  # questions of the pool that a round scores
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How many questions a study takes.
-
-    Attributes:
-        first: at the start, the same for both ways.
-        acquire: in a round.
-        rounds: after the first one; fewer if the pool is empty before.
-    """
-
-    first: int = 10
-    acquire: int = 10
-    rounds: int = 10
-
-    def __post_init__(self) -> None:
-        plain(self)
-        check_counts(first=self.first, acquire=self.acquire, rounds=self.rounds)
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round of a study.
-
-    Attributes:
-        way: bald or random.
-        number: from 0.
-        questions: how many were learned from.
-        metrics: on the test questions.
-        taken: places in the pool of the questions that are taken next, the most informative first.
-    """
-
-    way: str
-    number: int
-    questions: int
-    metrics: dict[str, float]
-    taken: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -135,104 +93,44 @@ def acquire(
         drawn = ", ".join(key for key, entry in METHODS.items() if entry.drawn)
         raise ValueError(f"`method` must be one whose draws differ, {drawn}; got {method!r}.")
     home = None if directory is None else full_path(directory)
-    _check_pool(settings, sizes)
+    check_pool(len(read(settings).train), sizes, "questions")
     members = settings.members if name == "ensemble" else 1
     with begun(settings, home, resume=resume, trust=trust, members=members) as setup:
-        _check_same(home, first=sizes.first, acquire=sizes.acquire, method=name)
-        ways = [_Way(setup, name, way, sizes, home, callbacks) for way in WAYS]
-        rounds = [each for way in ways for each in way.run(resume=resume)]
+        check_same(None if home is None else home / FILE, first=sizes.first, acquire=sizes.acquire, method=name)
+        learner, say = _Learner(setup, name, callbacks or (), resume), tell if callbacks is None else None
+        loop: dict[str, Any] = {"seed": settings.seed, "home": home, "say": say}
+        rounds = [each for way in WAYS for each in rounds_of(way, learner, sizes, **loop)]
     return Study(setup, name, rounds, home)
 
 
-def _check_pool(settings: Settings, sizes: Sizes) -> None:
-    """Raise ValueError if the training questions are too few for one round."""
-    pool = len(read(settings).train)
-    if pool < sizes.first + sizes.acquire:
-        raise ValueError(
-            f"the pool has {pool} questions, fewer than the {sizes.first} at the start and {sizes.acquire} of a round. "
-            f"Give more, or lower `first` or `acquire`."
-        )
-
-
-def _check_same(home: Path | None, **asked: Any) -> None:
-    """Record how many questions a study takes, or check that it is as before; a ValueError if not."""
-    if home is None:
-        return
-    path = home / FILE
-    if not path.is_file():
-        write_described(path, asked)
-        return
-    before = read_described(path)
-    for name, value in asked.items():
-        if before.get(name) != value:
-            raise ValueError(
-                f"{home} holds rounds of another `{name}` ({before.get(name)!r}; now {value!r}). Choose another "
-                f"directory."
-            )
-
-
 @dataclass(frozen=True)
-class _Way:
-    """Rounds that take questions in one way."""
+class _Learner:
+    """Learns from questions, and chooses among the others."""
 
     setup: Setup
     method: str
-    way: str
-    sizes: Sizes
-    home: Path | None
-    callbacks: Sequence[Callback] | None
+    callbacks: Sequence[Callback]
+    resume: bool
+    warm: bool = False
 
-    def run(self, *, resume: bool) -> list[Round]:
-        """Return the rounds, the last of which takes nothing more."""
-        size, done = len(self.setup.asked.questions.train), list[Round]()
-        known = self._shuffled(Purpose.FIRST_QUESTIONS, size)[: self.sizes.first]
-        for number in range(self.sizes.rounds + 1):
-            count = min(self.sizes.acquire, size - len(known)) if number < self.sizes.rounds else 0
-            if self.callbacks is None:
-                tell(f"round {number}, {self.way}: {len(known)} questions")
-            done.append(self._round(number, known, count, resume=resume))
-            known = [*known, *done[-1].taken]
-            if not count:
-                break
-        return done
+    @property
+    def rows(self) -> int:
+        return len(self.setup.asked.questions.train)
 
-    def _round(self, number: int, known: list[int], count: int, *, resume: bool) -> Round:
-        folder = None if self.home is None else folder_in(self.home, ROUNDS, f"{self.way}_{number}")
-        path = None if folder is None else folder / FILE
-        if path is not None and path.is_file():
-            recorded = read_described(path)
-            if recorded["known"] == known and len(recorded["taken"]) >= count:
-                return Round(self.way, number, len(known), recorded["metrics"], tuple(recorded["taken"][:count]))
-        pool = self.setup.asked.questions.train
-        train = self.setup.asked.encoding.rows([pool[k] for k in known])
-        shown, names = self.callbacks or (), [self.method]
-        posterior = fitted(self.setup, train, names, home=folder, resume=resume, callbacks=shown)[self.method]
-        settings = self.setup.settings
-        source = source_of(posterior, settings.draws, seed=settings.seed)
-        metrics = dict(evaluate(source, self.setup.asked.test, chunk_size=settings.chunk_size).metrics)
-        taken = self._next(source, known, count, number) if count else []
-        if path is not None:
-            write_described(path, {"known": known, "metrics": metrics, "taken": taken})
-        return Round(self.way, number, len(known), metrics, tuple(taken))
+    def learn(self, known: list[int], folder: Path | None, before: Any) -> Any:
+        del before
+        train = self.setup.asked.encoding.rows([self.setup.asked.questions.train[k] for k in known])
+        again: dict[str, Any] = {"resume": self.resume, "callbacks": self.callbacks}
+        posterior = fitted(self.setup, train, [self.method], home=folder, **again)[self.method]
+        return source_of(posterior, self.setup.settings.draws, seed=self.setup.settings.seed)
 
-    def _next(self, source: Any, known: list[int], count: int, number: int) -> list[int]:
-        """Return the places in the pool of the questions that are taken next."""
-        left = sorted({*range(len(self.setup.asked.questions.train))} - {*known})
-        if self.way == "random":
-            return [left[k] for k in self._shuffled(Purpose.RANDOM_QUESTIONS, len(left), number)[:count]]
-        places = [left[k] for k in sorted(self._shuffled(Purpose.POOL, len(left), number)[:_SCORED])]
-        return [places[k] for k in best(self._informative(source, places), count)]
+    def judge(self, learned: Any) -> Mapping[str, float]:
+        return evaluate(learned, self.setup.asked.test, chunk_size=self.setup.settings.chunk_size).metrics
 
-    def _informative(self, source: Any, places: list[int]) -> Tensor:
-        pool = self.setup.asked.questions.train
-        rows = self.setup.asked.encoding.inputs([pool[k] for k in places])
-        return disagreement(source, rows, chunk_size=self.setup.settings.chunk_size)
-
-    def _shuffled(self, purpose: Purpose, size: int, *numbers: int) -> list[int]:
-        source = generator(purpose, self.setup.settings.seed, *numbers)
-        return torch.randperm(size, generator=source).tolist()
-
-
-def best(scores_N: Tensor, count: int) -> list[int]:
-    """Return the places of the highest scores, the highest first; of equal ones the first."""
-    return scores_N.argsort(descending=True, stable=True)[:count].tolist()
+    def choose(self, way: str, learned: Any, known: list[int], *, count: int, number: int) -> list[int]:
+        settings, left = self.setup.settings, sorted({*range(self.rows)} - {*known})
+        places = [left[k] for k in sorted(shuffled(Purpose.POOL, settings.seed, len(left), number)[:_SCORED])]
+        rows = self.setup.asked.encoding.inputs([self.setup.asked.questions.train[k] for k in places])
+        again: dict[str, Any] = {"seed": settings.seed, "chunk_size": settings.chunk_size}
+        count = min(count, different(learned.model, rows, settings.chunk_size))
+        return [places[k] for k in acquired(learned, rows, count, score=way, **again).indices.tolist()]

@@ -17,6 +17,9 @@ from torchbayes.model.priors import Flat, Normal
 _WARMUP, _EPS = 0.06, 1e-6  # of the reference
 _CHAINS, _DRAWS = 2, 20  # of SGHMC, and draws that each chain keeps
 _AVERAGED = 0.5  # learning rate and length of SWAG, over those of the training it begins at
+_NARROW = (
+    0.01  # standard deviation of the first draws of IVON: an adapter bears no wider ones, and forgets what it learned
+)
 Make = Callable[[Settings, Length], Method]
 
 
@@ -60,6 +63,11 @@ def _blob(settings: Settings, length: Length) -> Method:
     return BLoB(**_descent(settings, length), schedule=Cosine(warmup=_WARMUP))
 
 
+def _ivon(settings: Settings, length: Length) -> Method:
+    rows = length.steps * settings.batch_size / length.epochs
+    return IVON(epochs=length.epochs, batch_size=settings.batch_size, hessian_init=1 / (_NARROW**2 * rows))
+
+
 def _sghmc(settings: Settings, length: Length) -> Method:
     kept = max(1, min(_DRAWS, length.steps // 2))
     thin = max(1, length.steps // 2 // kept)
@@ -85,7 +93,7 @@ METHODS: dict[str, Entry] = {
     "ivon": Entry(
         "IVON",
         "an independent normal distribution of each weight, by natural gradients from the trained adapter",
-        lambda s, n: IVON(epochs=n.epochs, batch_size=s.batch_size),
+        _ivon,
         around=True,
     ),
     "blob": Entry(

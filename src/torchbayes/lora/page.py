@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from string import ascii_uppercase as LETTERS
 
-import torch
-
 from torchbayes import metrics
-from torchbayes.lora.acquire import WAYS, Round, Study
+from torchbayes.adapters.questions import Question
+from torchbayes.lora.acquire import Study
 from torchbayes.lora.methods import METHODS
 from torchbayes.lora.run import Run
 from torchbayes.lora.scores import BASE, Score, interval_table, right_of, table
 from torchbayes.lora.setup import Setup, words
-from torchbayes.report import Picture, Table, figures, write_report
+from torchbayes.report import Picture, Table, acquisition, figures, write_report
+from torchbayes.report.evaluation import class_rows
 from torchbayes.report.html import save_pictures
+from torchbayes.report.live import Judged, texts
+from torchbayes.report.style import one_page
 
 PAGE = "report.html"
 _DOUBTFUL, _LETTERS = 12, 160  # questions of the table, and letters of a text in it
-_LABELS = {"bald": "most informative (BALD)", "random": "at random"}
 
 
+@one_page()
 def write(run: Run, scores: Mapping[str, Score]) -> Path:
     """Write the page into the directory of a run and return its path."""
     if run.directory is None:
@@ -51,7 +53,7 @@ def _pictures(run: Run, scores: Mapping[str, Score]) -> dict[str, Picture]:
         label: metrics.selective_accuracy(right_of(each.evaluation), each.evaluation.scores.entropy.double())  # type: ignore[union-attr]
         for label, each in fitted.items()
     }
-    drawn = {
+    drawn = _question_by_question(run, fitted) | {
         "reliability": Picture(
             "Reliability on the test questions",
             figures.reliability_diagram(bins, counts=len(bins) == 1),
@@ -82,6 +84,13 @@ def _pictures(run: Run, scores: Mapping[str, Score]) -> dict[str, Picture]:
     return drawn
 
 
+def _question_by_question(run: Run, fitted: Mapping[str, Score]) -> dict[str, Picture]:
+    asked = run.setup.asked
+    content = texts(lambda row: _whole(asked.questions.test[row]), "test question")
+    judged = {label: Judged(each.evaluation) for label, each in fitted.items()}
+    return class_rows(judged, list(LETTERS[: asked.encoding.classes]), None, content=content)
+
+
 def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
     """Return the test questions that the first method of a run whose draws differ is least sure about."""
     drawn = [name for name in run.posteriors if METHODS[name].drawn]
@@ -94,7 +103,7 @@ def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
     lines = []
     for row in rows:
         question, best = run.setup.asked.questions.test[row], int(probs[row].argmax())
-        told = [f"{letter}) {text}" for letter, text in zip(LETTERS, question.choices, strict=False)]
+        told = _choices(question)
         right = int(labels[row])
         numbers = (float(probs[row, best]), float(probs[row, right]))
         spread = (float(known.entropy[row]), float(known.mutual_information[row]))
@@ -110,48 +119,30 @@ def doubtful(run: Run, scores: Mapping[str, Score]) -> Table:
     )
 
 
+def _whole(question: Question) -> str:
+    return "\n".join([question.text, *_choices(question)])
+
+
+def _choices(question: Question) -> list[str]:
+    return [f"{letter}) {text}" for letter, text in zip(LETTERS, question.choices, strict=False)]
+
+
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _LETTERS else f"{text[:_LETTERS]}…"
-
-
-def round_table(rounds: Sequence[Round]) -> Table:
-    """Return the numbers of a study in active learning, round by round."""
-    by_way = {way: [each for each in rounds if each.way == way] for way in WAYS}
-    columns = [f"{name}, {way}" for name in ("accuracy", "NLL") for way in ("BALD", "random")]
-    rows = []
-    for pair in zip(*by_way.values(), strict=True):
-        rows.append([pair[0].questions, *(each.metrics[name] for name in ("accuracy", "nll") for each in pair)])
-    return Table(
-        ["questions", *columns],
-        rows,
-        "Numbers on the test questions, after learning from so many of the pool: those that the posterior was least "
-        "sure of (BALD), or some at random.",
-        formats={name: ".1%" if name.startswith("accuracy") else ".3f" for name in columns},
-    )
 
 
 def write_rounds(study: Study) -> Path:
     """Write the page of a study in active learning into its directory and return its path."""
     if study.directory is None:
         raise ValueError("the study has no directory for its page. Run it with `directory`.")
-    by_way = {_LABELS[way]: [each for each in study.rounds if each.way == way] for way in WAYS}
-    places = [each.questions for each in next(iter(by_way.values()))]
-    panels = {
-        label: {way: torch.tensor([[each.metrics[name]] for each in some]) for way, some in by_way.items()}
-        for label, name in (("accuracy", "accuracy"), ("NLL (nats)", "nll"))
-    }
-    picture = Picture(
-        "Numbers on the test questions by how many were learned from",
-        figures.measure_curves(panels, places, label="questions learned from", percent=["accuracy"]),
-        f"{METHODS[study.method].label}. One seed: small differences may be chance.",
-    )
-    return write_report(
-        study.directory / "rounds.html",
+    return acquisition.write_rounds(
+        study.directory,
+        study.rounds,
         title=f"Active learning with {Path(study.setup.base.name).name}",
         lead=words(study.setup),
-        tables=[round_table(study.rounds)],
-        figures=save_pictures(study.directory, {"rounds": picture}),
+        what="questions",
+        caption=f"{METHODS[study.method].label}. One seed: small differences may be chance.",
         settings=_settings(study.setup),
     )
 

@@ -31,6 +31,7 @@ from torchbayes.lora.adapter import save, trained
 from torchbayes.lora.asked import Asked, Encoding
 from torchbayes.lora.base import load_base, open_base
 from torchbayes.lora.fingerprint import described, differences
+from torchbayes.lora.learned import problems_of
 from torchbayes.lora.memory import explained
 from torchbayes.lora.methods import DEFAULT, METHODS, named
 from torchbayes.lora.settings import Settings
@@ -40,6 +41,7 @@ from torchbayes.posteriors import Point, Posterior
 from torchbayes.posteriors import load as load_posterior
 from torchbayes.posteriors.files import POSTERIOR, read_described, write_described
 from torchbayes.posteriors.locks import Locked, folder_in
+from torchbayes.posteriors.problems import naming, warn_of
 from torchbayes.selection import fit as fit_posterior
 
 CONFIG, ADAPTER, MODE = "lora.json", "adapter", "map"
@@ -261,16 +263,23 @@ def fitted(
     def fit_named(name: str, start: Any) -> Posterior:
         if callbacks is None:
             tell(f"fitting: {METHODS[name].label}")
-        return fit_posterior(
-            setup.model(name),
-            train,
-            METHODS[name].make(setup.settings, length),
-            start=start,
-            seed=setup.settings.seed,
-            directory=None if home is None else folder_in(home, name),
-            resume=resume and home is not None,
-            callbacks=callbacks,
-        )
+        with naming(METHODS[name].label):
+            posterior = fit_posterior(
+                setup.model(name),
+                train,
+                METHODS[name].make(setup.settings, length),
+                start=start,
+                seed=setup.settings.seed,
+                directory=None if home is None else folder_in(home, name),
+                resume=resume and home is not None,
+                callbacks=callbacks,
+            )
+            problems = [] if posterior.problems else problems_of(posterior, train, setup.settings)
+            warn_of(problems)
+        posterior = posterior.with_problems(problems)
+        if problems and home is not None:
+            posterior.save(folder_in(home, name) / POSTERIOR)
+        return posterior
 
     if MODE in names or any(METHODS[name].around for name in names):
         posteriors[MODE] = _mode(setup, fit_named, home)

@@ -6,25 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import torchbayes.metrics as measures
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, uncertainty
 from torchbayes.checks import check_kind
 from torchbayes.comparison.certainty import Certainty, Further, certainties, resampled_detection
+from torchbayes.lora.learned import source_of
 from torchbayes.lora.methods import METHODS
 from torchbayes.lora.run import MODE, Run
 from torchbayes.metrics.scoring import hits
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_described
-from torchbayes.predictive.linearised import Linearised
+from torchbayes.posteriors.problems import naming
 from torchbayes.report import Table
 
 BASE = "base"
 FILE = "scores.json"
 KEPT = 0.8  # share of questions on which selective accuracy is told
-_SAMPLES = 1000  # outputs of a linearised network, which cost no pass
 _COLUMNS = {
     "accuracy": ("accuracy", ".1%", "high"),
     "nll": ("NLL", ".3f", "low"),
@@ -57,18 +56,6 @@ class Score:
         return _values(self.evaluation, self.other)
 
 
-def source_of(posterior: Any, draws: int, *, seed: int = 0) -> Any:
-    """Return what predicts for a posterior: drawn functions, or outputs of the linearised network for Laplace.
-
-    Drawn are `draws` functions, rounded up to a multiple of the members; of trained networks each one, once.
-    """
-    if posterior.of_linearised:
-        return Linearised(posterior, "samples", samples=_SAMPLES, seed=seed)
-    members = posterior.members
-    single = posterior.default_draws == members  # each member is a network
-    return posterior.functions(members if single else -(-draws // members) * members, seed=seed)
-
-
 def score(run: Run) -> dict[str, Score]:
     """Evaluate every method of a run, and the base without an adapter, on its test questions.
 
@@ -88,7 +75,10 @@ def score(run: Run) -> dict[str, Score]:
     check_kind(Run, "a run, as `fit` gives it", run=run)
     began = {} if run.start is None else {MODE: run.start}
     sources = {**began, **run.posteriors, BASE: run.setup.without_adapter()}
-    pairs = {name: _judged(run, posterior) for name, posterior in sources.items()}
+    pairs = dict[str, tuple[Evaluation, Scores | None]]()
+    for name, posterior in sources.items():
+        with naming(label_of(name)):
+            pairs[name] = _judged(run, posterior)
     seed = run.setup.settings.seed
     further = {name: _further(*pair, seed=seed) for name, pair in pairs.items()}
     fitted = {name: pair[0] for name, pair in pairs.items() if name != BASE}
@@ -196,9 +186,3 @@ def _caption(scores: Mapping[str, Score]) -> str:
     if aside is not None:
         text += f" AUROC: how well the entropy tells {len(aside.entropy):,} other questions from these."
     return f"{text} Base alone: the base answers without an adapter."
-
-
-def disagreement(source: Any, rows: Mapping[str, Tensor], *, chunk_size: int) -> Tensor:
-    """Return the mutual information of the answer and the weights at questions, (N,) in nats, float64 (BALD)."""
-    with torch.no_grad():
-        return uncertainty(source, rows, chunk_size=chunk_size).mutual_information.double()

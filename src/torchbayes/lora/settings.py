@@ -22,6 +22,7 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 _SHOWN, _STEPS, _RATE = 20_000, 5_000, 1e-4  # questions shown in all, steps and learning rate of the reference
 _MOST_EPOCHS, _MOST_RATE = 10, 1e-3
+_FEWEST_STEPS = 500  # fewer leave an adapter of few questions where it began
 _WITHOUT_GRADIENTS = 4
 
 
@@ -52,7 +53,8 @@ class Settings:
         dtype: of the frozen weights: auto (as they are saved), float32, bfloat16 or float16. Adapters are in float32.
         load_in_4bit: load the base in 4 bits by bitsandbytes.
         device: where to run: auto (a GPU if there is one), cpu, cuda, cuda:NUMBER or mps.
-        epochs: passes over the questions; None for 20,000 questions in all, and at most 10 passes.
+        epochs: passes over the questions; None for 20,000 questions in all, and at most 10 passes, or more where these
+            have fewer than 500 steps.
         batch_size: questions that go through the network at once in training; four times as many do in predictions.
         lr: learning rate of Adam; None for 10⁻⁴ √(5,000 / steps), at most 10⁻³. IVON and SGHMC have their own.
         members: networks of an ensemble.
@@ -114,8 +116,10 @@ class Settings:
 
     def length(self, rows: int) -> Length:
         """Return how long to train on so many questions, and how fast."""
-        epochs = self.epochs or max(1, min(_MOST_EPOCHS, -(-_SHOWN // rows)))
-        steps = epochs * -(-rows // self.batch_size)
+        per_epoch = -(-rows // self.batch_size)
+        usual = max(1, min(_MOST_EPOCHS, -(-_SHOWN // rows)), -(-_FEWEST_STEPS // per_epoch))
+        epochs = usual if self.epochs is None else self.epochs
+        steps = epochs * per_epoch
         lr = min(_MOST_RATE, _RATE * (_STEPS / steps) ** 0.5) if self.lr is None else self.lr
         return Length(epochs, steps, lr)
 

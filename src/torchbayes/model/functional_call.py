@@ -20,7 +20,7 @@ from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.model.borrowed import ReadOnly, apart
 from torchbayes.model.initialisation import copied as module_copy
 from torchbayes.model.wrappers import differentiated, unwrapped
-from torchbayes.native.process import trim
+from torchbayes.native.process import outside_inference, trim
 from torchbayes.native.recomputation import Again, Calling
 from torchbayes.native.sharding import gathered_again, sharded
 from torchbayes.randomness.seeds import Purpose, seeded
@@ -221,7 +221,7 @@ class Held:
         if training in self._seen or torch.compiler.is_compiling() or peek_interpreter_stack():
             return self._seen.get(training)
         # tensors created in inference mode have no version counter
-        with torch.inference_mode(False):
+        with outside_inference():
             asked, written = {**self._buffers(), **state}, frozenset[str]()
             while (seen := self._tried(asked, inputs, device=device)).written - asked.keys():
                 written |= seen.written & self._shared.keys()
@@ -301,7 +301,8 @@ def functional_copy(module: nn.Module, instead: Mapping[int, Tensor]) -> nn.Modu
         raise TypeError(
             f"the `network` cannot be copied: {str(error).rstrip('.') or type(error).__name__}{_culprit(module)}. A "
             f"copy is run, as the given one is never written to. Make a tensor that depends on parameters in "
-            f"`forward`, or by torch.nn.utils.parametrizations in the place of the old weight_norm; give another kind "
+            f"`forward`, or by torch.nn.utils.parametrizations in the place of the old weight_norm; freeze layers "
+            f"(`requires_grad_(False)`) before their weights are packed, as HQQ does; give another kind "
             f"of object a `__deepcopy__`, or keep it outside of the module."
         ) from error
     for inner in clone.modules():

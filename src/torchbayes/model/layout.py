@@ -138,7 +138,7 @@ def weight_name(layout: Layout, index: int) -> str:
     shape = layout.shapes[name]
     if not shape:
         return name
-    places = torch.unravel_index(torch.tensor(index - where.start), shape)
+    places = torch.unravel_index(torch.tensor(index - where.start, device="cpu"), shape)
     return f"{name}[{', '.join(str(int(place)) for place in places)}]"
 
 

@@ -29,6 +29,7 @@ from torchbayes.model.layout import Layout, Random, RandomMask, is_random, names
 from torchbayes.model.origin import Given, Origin, away, check_known, device_of, made_by, outweighed, places
 from torchbayes.model.precision import Precision, widened
 from torchbayes.model.wrappers import plainly_named
+from torchbayes.native.process import as_the_program
 from torchbayes.native.processes import LostRankError
 from torchbayes.native.sharding import sharded, whole
 
@@ -270,7 +271,7 @@ def _listed(names: Sequence[str]) -> str:
 def outputs_in(network: Network, state: Mapping[str, Tensor], inputs: Any) -> Tensor:
     """Return the outputs, on the device of the weights, while the module holds the tensors of `state`."""
     inputs = inputs if network.entry == network.device else sent(inputs, network.entry)
-    with network.precision.region(network.device):
+    with network.precision.region(network.device), as_the_program():
         return outputs_of(network.held.run(state, inputs), network.class_axis).to(network.device)
 
 

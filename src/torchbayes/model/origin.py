@@ -24,6 +24,7 @@ from torchbayes.model.functional_call import without_memory
 from torchbayes.model.initialisation import drawn_alike, reinitialised, without_values
 from torchbayes.model.layout import Layout, RandomMask, only
 from torchbayes.model.wrappers import bare, plainly_named
+from torchbayes.native.process import as_the_program, default_device
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Given = nn.Module | Callable[[], nn.Module]
@@ -50,7 +51,8 @@ class Origin:
         """
         with _seeded(seed, self.device):
             if self.factory is not None and self._made_again:
-                module = bare(self.factory())
+                with as_the_program():
+                    module = bare(self.factory())
             else:
                 fresh = reinitialised(self.module, self.layout, self.loaded, device=self.device)
                 module = fresh.module
@@ -77,7 +79,7 @@ def made_by(given: Given) -> nn.Module:
         return bare(given)
     if not callable(given):
         raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(given)}.")
-    with _seeded(None):  # a factory draws from the global generator, which is the user's
+    with _seeded(None), as_the_program():  # a factory draws from the global generator, which is the user's
         module = given()
     if not isinstance(module, nn.Module):
         raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(module)} from it.")
@@ -100,7 +102,7 @@ def device_of(made: nn.Module, chosen: Mapping[str, Tensor], factory: Callable[[
     if not absent:
         return next(iter(chosen.values())).device
     devices = [tensor.device for tensor in (*made.parameters(), *made.buffers()) if not without_values(tensor)]
-    device = (devices or [torch.get_default_device()])[0]
+    device = (devices or [default_device()])[0]
     if factory is not None or device.type == "meta":
         raise ValueError(
             f"`{absent[0]}` is made on the meta device, where it gets no values. Call Model outside of `with "

@@ -28,7 +28,7 @@ from torchbayes.model.model import Model, having
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.priors import Normal
 from torchbayes.model.priors.joint import Joint
-from torchbayes.native.process import outside_autocast
+from torchbayes.native.process import outside_autocast, undisturbed
 from torchbayes.randomness.seeds import Purpose, generator
 
 NETWORK = "network."
@@ -96,6 +96,7 @@ class Subspace:
         self.centre_D, self.axes_RD = (t.to(self.basis_RD) for t in (centre_D, axes_RD))
 
     @classmethod
+    @undisturbed
     def random(
         cls, model: Model, origin: Tensor, rank: int, *, seed: int = 0, prior_scale: float | None = None
     ) -> Subspace:
@@ -118,6 +119,7 @@ class Subspace:
         return cls(model, origin, drawn / shape[1] ** 0.5, prior_scale=prior_scale)
 
     @classmethod
+    @undisturbed
     def of(
         cls, posterior: Spread, *, rank: int = 5, prior_scale: float | None = None, model: Model | None = None
     ) -> Subspace:
@@ -155,6 +157,7 @@ class Subspace:
         return cls.spanned(posterior.model if model is None else model, landmarks_SD, rank, prior_scale=prior_scale)
 
     @classmethod
+    @undisturbed
     def spanned(cls, model: Model, weights_SD: Tensor, rank: int, *, prior_scale: float | None = None) -> Subspace:
         """Return the subspace through the mean of weights, along their principal components.
 

@@ -13,8 +13,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import cache, wraps
+from functools import cache, cached_property, wraps
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -24,6 +25,8 @@ from torch.overrides import TorchFunctionMode
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Kind = TypeVar("_Kind", bound=type)
+_C: Any = torch._C
 _KINDS = ("cpu", "cuda", "mps", "xpu")  # of devices
 _BLOCK = 31 << 20  # bytes; glibc ignores blocks above 32 MiB
 
@@ -184,9 +187,18 @@ def short_path(path: str | os.PathLike[str]) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def outside_inference() -> AbstractContextManager[Any]:
-    """Return a context without `torch.inference_mode`, because tensors made under it cannot be differentiated later."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+@contextmanager
+def outside_inference() -> Iterator[None]:
+    """Run without `torch.inference_mode` inside the `with`: tensors made under it cannot be differentiated later.
+
+    Gradients are recorded if, and only if, they were: to leave the mode alone would turn that on, and a network whose
+    embeddings ask for gradients, as those of PEFT with checkpoints do, would keep all its activations.
+    """
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @contextmanager
@@ -201,15 +213,82 @@ def outside_autocast() -> Iterator[None]:
         yield
 
 
-def without_autocast(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return a function that runs `outside_autocast`; no frame of another package comes between it and its caller."""
+class _Left(threading.local):
+    """Settings of the program that a thread has left."""
+
+    device: torch.device | None = None  # its default device, if that is not the processor
+
+
+_LEFT = _Left()
+
+
+@contextmanager
+def _on_processor(device: torch.device) -> Iterator[None]:
+    """Let tensors that nobody places be on the processor inside the `with`, as where no default device is set."""
+    before, _LEFT.device = _LEFT.device, device
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        _LEFT.device = before
+
+
+def default_device() -> torch.device:
+    """Return the default device of the program."""
+    return _LEFT.device or torch.get_default_device()
+
+
+def as_the_program() -> AbstractContextManager[Any]:
+    """Return a context for code of the user, such as a network: its default device is that of the program."""
+    return nullcontext() if _LEFT.device is None else _LEFT.device
+
+
+def outside_program() -> AbstractContextManager[Any]:
+    """Return a context in which results are the same whatever the program has set for its own computations.
+
+    That is autocast, inference mode, under which tensors cannot be differentiated later, and a default device, on which
+    numbers would lie that belong beside others.
+    """
+    lower, inference = _C._is_any_autocast_enabled(), torch.is_inference_mode_enabled()
+    # A default device is a mode of functions, and to look for it takes ten times as long as to see that there is none.
+    elsewhere = _C._len_torch_function_stack() > 0 and torch.get_default_device().type != "cpu"
+    if not lower and not inference and not elsewhere:
+        return nullcontext()
+    stack = ExitStack()
+    if lower:
+        stack.enter_context(outside_autocast())
+    if inference:
+        stack.enter_context(outside_inference())
+    if elsewhere:
+        stack.enter_context(_on_processor(torch.get_default_device()))
+    return stack
+
+
+def undisturbed(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return a function that runs `outside_program`; no frame of another package comes between it and its caller."""
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with outside_autocast():
+        with outside_program():
             return function(*args, **kwargs)
 
     return run
+
+
+def undisturbed_methods(kind: _Kind) -> _Kind:
+    """Let what a class defines for its users, methods, properties and calls, be `undisturbed`, and return it."""
+    for name, value in [*vars(kind).items()]:
+        if name.startswith("_") and name != "__call__":
+            continue
+        if isinstance(value, FunctionType):
+            setattr(kind, name, undisturbed(value))
+        elif isinstance(value, classmethod):
+            setattr(kind, name, classmethod(undisturbed(value.__func__)))
+        elif isinstance(value, property):
+            setattr(kind, name, property(undisturbed(value.fget), doc=value.__doc__))  # type: ignore[type-var]
+        elif isinstance(value, cached_property):
+            value.func = undisturbed(value.func)
+    return kind
 
 
 def usable(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torchbayes.model.dropout import Mask
 from torchbayes.model.likelihoods import Parameters
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.native.process import undisturbed_methods
 from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import is_finite, warn_of
 
@@ -24,6 +25,7 @@ Calibration = Callable[[], Iterable[Any]]
 """Makes a fresh pass over training inputs, batch by batch, for the batch-norm statistics of a draw."""
 
 
+@undisturbed_methods
 @shown_by("draws", "model")
 @dataclass(frozen=True)
 class Functions:

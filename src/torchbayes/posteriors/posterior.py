@@ -24,6 +24,7 @@ from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.native.noise import fill_normal_rows
+from torchbayes.native.process import undisturbed_methods
 from torchbayes.posteriors.files import write_tensors
 from torchbayes.posteriors.functions import Calibration, Functions, recalibrate_
 from torchbayes.posteriors.modules.module import ModelAverage
@@ -58,6 +59,7 @@ def _overview(posterior: Posterior) -> Overview:
     return Overview(type(posterior).__name__, facts, problems=posterior.problems)
 
 
+@undisturbed_methods
 @shown(_overview)
 @dataclass(frozen=True, repr=False)
 class Posterior(ABC):
@@ -84,6 +86,9 @@ class Posterior(ABC):
     of_linearised = False  # whether the network is linearised, so that prior and noise can be tuned after the fit
     prior_chosen = noise_chosen = False  # whether prior and noise were tuned
     still = False  # whether no chain ever moved
+
+    def __init_subclass__(cls) -> None:
+        undisturbed_methods(cls)
 
     @property
     @abstractmethod

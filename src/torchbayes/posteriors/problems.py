@@ -6,7 +6,9 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import torch
@@ -26,6 +28,24 @@ class ProblemWarning(UserWarning):
 warnings.simplefilter("once", ProblemWarning, append=True)
 
 
+_NAME: ContextVar[str] = ContextVar("name", default="")
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Let warnings inside the `with` begin with the name of what they are about, for verbs that look at several."""
+    token = _NAME.set(name)
+    try:
+        yield
+    finally:
+        _NAME.reset(token)
+
+
+def with_name(text: str) -> str:
+    """Return the text of a warning, behind the name of what it is about if a verb looks at several: see `naming`."""
+    return f"{_NAME.get()}: {text}" if _NAME.get() else text
+
+
 def warn_of(problems: Sequence[str], what: str = "this posterior") -> None:
     """Warn in one line of the problems of `what`, if there are any: clauses such as "chain 2 never moved".
 
@@ -34,7 +54,7 @@ def warn_of(problems: Sequence[str], what: str = "this posterior") -> None:
     """
     if problems:
         text = f"{what} should not be trusted: {'; '.join(problems)}."
-        warnings.warn(text, ProblemWarning, stacklevel=_levels_to_caller())
+        warnings.warn(with_name(text), ProblemWarning, stacklevel=_levels_to_caller())
 
 
 def checked(check: Callable[[], Sequence[str]]) -> tuple[Sequence[str], str]:
@@ -56,9 +76,9 @@ def warn_unchecked(raised: str, what: str = "this posterior") -> None:
         note(text)
 
 
-def note(text: str) -> None:
+def note(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn, in whole sentences, at the caller's line outside the package."""
-    warnings.warn(text, stacklevel=_levels_to_caller())
+    warnings.warn(with_name(text), category, stacklevel=_levels_to_caller())
 
 
 def is_finite(tensor: Tensor) -> bool:

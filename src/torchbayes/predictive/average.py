@@ -15,12 +15,14 @@ from torchbayes.metrics._checks import check_probs
 from torchbayes.model.likelihoods import Categorical, Custom
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.likelihoods.quantiles import check_level
+from torchbayes.native.process import undisturbed_methods
 from torchbayes.predictive.classes import Decision, check_ordered, class_probs, decided
 from torchbayes.predictive.columns import frame_of, overview_of
 from torchbayes.predictive.intervals import central_interval
 from torchbayes.predictive.mixture import Mixture
 
 
+@undisturbed_methods
 @shown(overview_of)
 @dataclass(frozen=True)
 class Predictive(Mixture):
@@ -70,6 +72,8 @@ class Predictive(Mixture):
 
     def decide(self, loss_AK: Any) -> Decision:
         """Return the action of least expected loss at each input, argmin_a Σ_k loss(a, k) p(k | x, D).
+
+        `torchbayes.decide` takes costs with names, and costs of numbers.
 
         Args:
             loss_AK: loss of action a when class k is true, (A, K) finite numbers in any units; a gain is a negative

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -45,11 +47,16 @@ def over_classes(distribution: Distribution) -> distributions.Categorical | dist
 
 def class_probs(distribution: Distribution) -> Tensor:
     """Return averaged probabilities over all classes, (B, ..., K), of S distributions; two for Bernoulli."""
+    return probs_of_draws(distribution).mean(0)
+
+
+def probs_of_draws(distribution: Distribution) -> Tensor:
+    """Return probabilities over all classes by each of S distributions, (S, B, ..., K); two for Bernoulli."""
     kind = over_classes(distribution)
-    probs = torch.as_tensor(kind.probs).mean(0)
+    probs = torch.as_tensor(kind.probs)
     if not isinstance(kind, distributions.Bernoulli):
         return probs
-    return torch.stack([torch.as_tensor(-kind.logits).sigmoid().mean(0), probs], dim=-1)
+    return torch.stack([torch.as_tensor(-kind.logits).sigmoid(), probs], dim=-1)
 
 
 def moment(distribution: Distribution, name: Literal["mean", "variance"]) -> Tensor:
@@ -95,16 +102,27 @@ def average_entropies(distribution: Distribution) -> tuple[Tensor, Tensor, Tenso
 
     Each is (B, ...), float64, in nats; all in one pass over the rows, a few at a time.
     """
-    classes, by_rows = over_classes(distribution), []
-    by_logits, binary = "logits" in vars(classes), isinstance(classes, distributions.Bernoulli)
-    parameters = torch.as_tensor(classes.logits if by_logits else classes.probs)
-    for rows in parameters.split(rows_at_once(parameters), dim=1):
-        by_rows.append(entropies(_pairs(rows.double(), by_logits=by_logits, binary=binary)))
+    parameters, pairs = _parameters(distribution)
+    by_rows = [entropies(pairs(rows.double())) for rows in parameters.split(rows_at_once(parameters), dim=1)]
     total, expected, mutual = (torch.cat(parts) for parts in zip(*by_rows, strict=True))
     if isinstance(classes, DirichletCategorical):  # the probabilities of each draw are uncertain themselves
         within = DirichletCategorical(classes.log_concentration.double()).mutual_information().mean(0)
         return total, expected - within, mutual + within
     return total, expected, mutual
+
+
+def each_probs(distribution: Distribution) -> Tensor:
+    """Return the probabilities of all classes under each of S distributions, (S, B, ..., K), float64; two if binary."""
+    parameters, pairs = _parameters(distribution)
+    return pairs(parameters.double())
+
+
+def _parameters(distribution: Distribution) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return logits or probabilities of S distributions over classes, and what makes them probabilities."""
+    classes = over_classes(distribution)
+    by_logits, binary = "logits" in vars(classes), isinstance(classes, distributions.Bernoulli)
+    given = torch.as_tensor(classes.logits if by_logits else classes.probs)
+    return given, partial(_pairs, by_logits=by_logits, binary=binary)
 
 
 def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:

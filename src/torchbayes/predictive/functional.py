@@ -31,6 +31,7 @@ from torchbayes.linalg.matrices import checked_cholesky
 from torchbayes.model.model import Model
 from torchbayes.model.priors.bound import correlated
 from torchbayes.model.sources.sources import as_source
+from torchbayes.native.process import undisturbed, undisturbed_methods
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.start import start_of
 from torchbayes.predictive.average import Predictive
@@ -38,6 +39,7 @@ from torchbayes.predictive.linearised import Functions, checked, linked
 from torchbayes.predictive.links import Link, centre_of, link_of
 
 
+@undisturbed_methods
 @shown_by("link", "model")
 @dataclass(frozen=True, eq=False)
 class FunctionalLaplace:
@@ -151,6 +153,7 @@ def _fit(model: Model, outputs_NK: Tensor, targets: Any) -> Tensor:
     return total
 
 
+@undisturbed
 @explained()
 def functional_laplace(
     model: Model,

@@ -37,7 +37,7 @@ from torchbayes.linalg.matrices import eigh
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.model import Model, check_finite
-from torchbayes.native.process import outside_inference
+from torchbayes.native.process import outside_inference, undisturbed_methods
 from torchbayes.posteriors.functions import Functions as Drawn
 from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
@@ -57,6 +57,7 @@ class Functions(NamedTuple):
     covariance_MBKK: Tensor  # J Σ Jᵀ of each place, (M, B, ..., K, K); or only its diagonal, (M, B, ..., K)
 
 
+@undisturbed_methods
 @shown_by("link", "posterior")
 @dataclass(frozen=True)
 class Linearised:
@@ -175,7 +176,7 @@ class Linearised:
             if self.link == "auto" and link == CENTRED and not tangent.last:
                 link = "samples"  # K variances would take K gradients
             if link == "samples" and math.prod(tangent.shape) > MANY:
-                return self._drawn(placed, rows=chunk_size)
+                return self.drawn().predictive(placed, chunk_size=chunk_size)
             functions = partial(self._functions, together=link == "samples", centre=centre_of(link))
             return linked(
                 link,
@@ -188,19 +189,9 @@ class Linearised:
                 rows=chunk_size,
             )
 
-    def _drawn(self, placed: Any, *, rows: int) -> Predictive:
-        """Return the predictive of f + J (w − w*) for drawn weights w, the same for all inputs."""
-        model, gaussian = self.model, self.posterior.gaussian
-        draws, size = self.samples * gaussian.members, model.network.layout.size
-        moves_SMD = gaussian.sample(draws, seed=self.seed).unflatten(0, (self.samples, -1)) - gaussian.mean_MD
-        pieces = [rows_of(placed, slice(a, a + rows)) for a in range(0, batch_size(placed), rows)]
-        drawn = []
-        for m, (tangent, _) in enumerate(self._tangents(placed)):
-            views, _ = model.split(tangent.weights_D)
-            options: dict[str, Any] = {"vectors_RD": moves_SMD[:, m, :size], "buffers": tangent.buffers}
-            drawn.append(torch.cat([tangent_outputs(model, views, piece, **options) for piece in pieces], dim=1))
-            check_memory(draws * drawn[0][0].nbytes, "sampled functions", drawn[0].device, samples=self.samples)
-        return _of_draws(model, torch.stack(drawn, dim=1).flatten(0, 1), gaussian.mean_MD, samples=self.samples)
+    def drawn(self) -> Tangents:
+        """Return drawn functions of the linearised network: the same ones at all inputs, and in every call."""
+        return Tangents(self)
 
     def module(self, *, level: float | None = 0.95) -> LinearisedModule:
         """Return the closed form of a last layer as a plain `nn.Module` that can be exported: inputs -> name -> tensor.
@@ -250,6 +241,45 @@ class Linearised:
     @cached_property
     def _known(self) -> dict[int, list[tuple[Tangent, list[Leaf]]]]:
         return {}
+
+
+@shown_by("linearised")
+@dataclass(frozen=True)
+class Tangents:
+    """Functions f + J (w − w*) of drawn weights w, the same at all inputs: `samples` for each member of a posterior.
+
+    It takes the place of a posterior in `predict`, where rows must be drawn together.
+    """
+
+    linearised: Linearised
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.linearised.model
+
+    @cached_property
+    def _moves_SMD(self) -> Tensor:
+        """The drawn weights less those of their member."""
+        of, gaussian = self.linearised, self.linearised.posterior.gaussian
+        drawn_SD = gaussian.sample(of.samples * gaussian.members, seed=of.seed)
+        return drawn_SD.unflatten(0, (of.samples, -1)) - gaussian.mean_MD
+
+    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
+        """Return the predictive at inputs, (B, ...); at most `chunk_size` rows go through the network at once."""
+        with outside_inference():
+            model, samples, placed = self.model, self.linearised.samples, checked(self.model, inputs)
+            moves_SMD = self._moves_SMD[..., : model.network.layout.size]
+            pieces = [rows_of(placed, slice(a, a + chunk_size)) for a in range(0, batch_size(placed), chunk_size)]
+            drawn = []
+            for m, (tangent, _) in enumerate(self.linearised._tangents(placed)):
+                views, _ = model.split(tangent.weights_D)
+                options: dict[str, Any] = {"vectors_RD": moves_SMD[:, m], "buffers": tangent.buffers}
+                drawn.append(torch.cat([tangent_outputs(model, views, piece, **options) for piece in pieces], dim=1))
+                needed = moves_SMD.shape[1] * samples * drawn[0][0].nbytes
+                check_memory(needed, "sampled functions", drawn[0].device, samples=samples)
+            means_MD = self.linearised.posterior.gaussian.mean_MD
+            return _of_draws(model, torch.stack(drawn, dim=1).flatten(0, 1), means_MD, samples=samples)
 
 
 def preferred(posterior: Posterior, draws: int | None = None, *, seed: int = 0) -> Linearised | Drawn:

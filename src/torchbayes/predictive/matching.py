@@ -30,7 +30,7 @@ from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.network import Network, taking
 from torchbayes.model.priors.univariate import Normal
-from torchbayes.native.process import differentiable, quiet_vmap
+from torchbayes.native.process import differentiable, quiet_vmap, undisturbed
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.randomness.seeds import Purpose, generator
 from torchbayes.settings import check_settings
@@ -125,6 +125,7 @@ class _Target(NamedTuple):
     draws: int
 
 
+@undisturbed
 @explained()
 def match_prior(
     model: Model, inputs: Any, kernel: Kernel | Tensor, *, steps: int = 400, draws: int = 64, seed: int = 0

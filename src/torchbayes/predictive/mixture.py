@@ -22,12 +22,14 @@ from torchbayes.checks import (
 from torchbayes.model.likelihoods import Categorical, Likelihood, Parameters
 from torchbayes.model.likelihoods.quantiles import average_quantile
 from torchbayes.model.likelihoods.weighted import unweighted
+from torchbayes.native.process import undisturbed_methods
 from torchbayes.predictive.classes import average_entropies, check_ordered, moment, over_classes
 from torchbayes.randomness.seeds import Purpose, seeded
 
 _Mixture = TypeVar("_Mixture", bound="Mixture")
 
 
+@undisturbed_methods
 @dataclass(frozen=True)
 class Mixture:
     """An equal mixture of S predictive distributions at B inputs; `Predictive` describes the fields."""

@@ -17,7 +17,7 @@ from torchbayes.model.batches.loaders import in_order
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.model import Batch, Model, check_finite, place_inputs, unpack_inputs
 from torchbayes.model.probes.functions import random_at, watched
-from torchbayes.native.process import without_autocast
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
@@ -55,7 +55,7 @@ class Sampled:
         return Predictive(outputs_SBK, self.model.likelihood, broadcasting(self.functions.parameters, outputs_SBK))
 
 
-@without_autocast
+@undisturbed
 @explained()
 def predict(
     posterior: Posterior | Functions | Source,

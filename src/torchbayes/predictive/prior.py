@@ -24,6 +24,7 @@ from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, s
 from torchbayes.display import Overview, shown
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Model, check_finite
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.functions import Functions, recalibrate_
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import predict
@@ -132,6 +133,7 @@ class PriorPredictive:
         return torch.where(norm_BK > rounding, centred / norm_BK, torch.nan)
 
 
+@undisturbed
 @explained()
 def prior_predictive(
     model: Model, inputs: Any, *, draws: int = 100, seed: int = 0, chunk_size: int = 1024, calibration: Any = None

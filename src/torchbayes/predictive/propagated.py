@@ -24,6 +24,7 @@ from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Model
 from torchbayes.native.build import UnavailableError
 from torchbayes.native.description import Activation
+from torchbayes.native.process import undisturbed_methods
 from torchbayes.native.propagation import outputs_of
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.problems import warn_of
@@ -75,6 +76,7 @@ def flattened(network: Architecture, inputs: Any, *, axis: int) -> Tensor:
     return inputs.flatten(axis + 1).double()
 
 
+@undisturbed_methods
 @shown_by("posterior")
 @dataclass(frozen=True)
 class Propagated:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,21 +12,33 @@ import numpy as np
 from torch import Tensor
 
 from torchbayes.posteriors.files import write_whole
+from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.columns import Units, columns
 from torchbayes.predictive.predict import predict
 
 _ROWS = 2048  # predicted at once, so that the outputs of all draws need not be held for all rows
 
 
-def columns_of(posterior: Any, inputs: Tensor, units: Units) -> dict[str, np.ndarray]:
+def columns_of(
+    posterior: Any,
+    inputs: Tensor,
+    units: Units,
+    *,
+    also: Callable[[Predictive], Mapping[str, np.ndarray]] | None = None,
+) -> dict[str, np.ndarray]:
     """Return predictions at inputs (N, ...) as columns, name -> (N,); `posterior` as for `predict`.
+
+    `also` gives further columns of a predictive, such as decisions.
 
     A ValueError if there are no rows, a TypeError if predictions are neither classes nor one number for each
     output.
     """
     if not len(inputs):
         raise ValueError("there are no rows to predict.")
-    parts = [columns(predict(posterior, part), units) for part in inputs.split(_ROWS)]
+    parts: list[dict[str, np.ndarray]] = []
+    for part in inputs.split(_ROWS):
+        predictive = predict(posterior, part)
+        parts.append({**columns(predictive, units), **({} if also is None else also(predictive))})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

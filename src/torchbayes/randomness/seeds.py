@@ -78,6 +78,7 @@ class Purpose(enum.IntEnum):
     TARGETS = 25  # of a predictive
     TOKENS = 161  # the same, one after the other
     OUTPUTS = 26  # of a linearised network
+    THOMPSON = 230  # which of drawn functions is held fixed
     SUBSPACE = 27  # its directions
     RESAMPLES = 28  # weights of the rows of an evaluation
     # curvature
@@ -171,6 +172,14 @@ class Purpose(enum.IntEnum):
     CALIBRATING = 212  # rows of an estimator that calibrate, and are not fitted
     BASELINES = 213  # rows that predictors without a network learn from
     SHUFFLED_COLUMN = 214  # other values of a column, to see how much it matters
+    BETS = 215  # order of held-out rows whose losses are bet on
+    # active learning
+    FIRST_ROWS = 221  # that it begins with
+    RANDOM_ROWS = 223  # taken at random, to compare with
+    TIES = 240  # order of rows of equal scores
+    AIMS = 241  # rows of the pool where predictions matter, if none are given
+    LABELS = 242  # of a batch, drawn from the average
+    ROUND = 243  # seeds of the fits after the first
     # distillation
     TRANSFER = 230  # mixtures of rows at which a teacher is asked
     # sites
@@ -187,9 +196,7 @@ class Purpose(enum.IntEnum):
     CORESET = 201  # rows set aside
     # adapters of language models
     QUESTIONS = 220  # held out for the numbers
-    FIRST_QUESTIONS = 221  # that active learning begins with
-    POOL = 222  # of which a round scores some
-    RANDOM_QUESTIONS = 223  # taken at random, to compare with
+    POOL = 222  # of which a round of active learning scores some
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +16,10 @@ from torchbayes.assess.intervals import Numbers
 from torchbayes.data import Data
 from torchbayes.data.base import Standardise
 from torchbayes.metrics.scoring import hits
-from torchbayes.report import figures
+from torchbayes.report import figures, live
 from torchbayes.report.columns import WHY
 from torchbayes.report.html import Picture
+from torchbayes.report.live import Content, Judged
 from torchbayes.report.style import told
 from torchbayes.report.tables import Table
 
@@ -66,6 +68,76 @@ def classification(label: str, data: Data, evaluation: Evaluation, *, table: Tab
     return Section(tables, drawn | more, [])
 
 
+def class_rows(
+    methods: Mapping[str, Judged], names: Sequence[str], inputs: Tensor | None, *, content: Content
+) -> dict[str, Picture]:
+    """Return the picture of classified rows, by file name; empty where probabilities are not of rows of the inputs.
+
+    Arguments are those of `live.class_rows`.
+    """
+    drawn = live.class_rows(methods, names, inputs, content=content)
+    if drawn is None:
+        return {}
+    columns = {label: live.class_columns(each.evaluation, inputs) for label, each in methods.items()}
+    split = live.disagree(methods.values())
+    text = (
+        "To the right: noise, the mean entropy of the drawn functions, which more data would leave. Upwards: their "
+        "disagreement (mutual information), which more data would remove. Together they are the entropy of the average."
+        if split
+        else "To the right: the probability of the predicted class. Upwards: that of the true class, which is the same "
+        "where the prediction is right."
+    )
+    return {
+        "rows": Picture(
+            "Row by row: noise and disagreement" if split else "Row by row: confidence and truth",
+            _scatter(columns, drawn),
+            f"{len(next(iter(methods.values())).evaluation.log_prob):,} {content.row}s. {text}",
+            alt=f"A point for each row. {_counted(columns, 'predictions are wrong')}",
+            live=drawn,
+        )
+    }
+
+
+def number_rows(methods: Mapping[str, Judged], data: Data, inputs: Tensor, *, content: Content) -> dict[str, Picture]:
+    """Return the picture of rows of one number, by file name; empty where there are several targets, or no means."""
+    drawn = live.number_rows(methods, data, inputs, content=content)
+    if drawn is None:
+        return {}
+    columns = {label: live.number_columns(each.numbers, data) for label, each in methods.items()}
+    return {
+        "rows": Picture(
+            "Row by row: predicted and observed",
+            _scatter(columns, drawn),
+            f"{len(inputs):,} {content.row}s, with central 95 % intervals around the predictive means: one in twenty "
+            f"should lie outside its own. In {data.target_unit}.",
+            alt=f"A point for each row. {_counted(columns, 'targets lie outside their intervals')}",
+            live=drawn,
+        )
+    }
+
+
+def _counted(columns: Mapping[str, Any], what: str) -> str:
+    """Return sentences on how many rows are marked under each method."""
+    counts = {label: f"{int(each['marked'].sum()):,} of {len(each['marked']):,}" for label, each in columns.items()}
+    return " ".join(f"{label}: {count} {what}." for label, count in counts.items())
+
+
+def _scatter(columns: Mapping[str, Any], drawn: live.Live) -> Any:
+    """Return a figure of the first view of what a script draws."""
+    (view, *_), measures = drawn["views"], drawn["measures"]
+    x, y = view["x"], view["y"]
+    return figures.row_scatter(
+        {label: (each[x], each[y], each["marked"]) for label, each in columns.items()},
+        x=measures[x]["label"], y=measures[y]["label"], marks=tuple(drawn["signs"]), level=view.get("level", False),
+    )  # fmt: skip
+
+
+def class_names(data: Data, probs: Tensor) -> list[str]:
+    """Return the names of the classes of probabilities (N, K), which are numbers where the data name none."""
+    classes = probs.shape[-1]
+    return list(data.classes) if len(data.classes) == classes else [str(k) for k in range(classes)]
+
+
 def _hard(labels: Tensor | None) -> Tensor | None:
     """Return soft labels that are all one-hot, such as 0.0 and 1.0 of two classes, as classes; others unchanged."""
     if labels is None or not labels.is_floating_point() or not (labels.amax(-1) == 1).all():
@@ -105,8 +177,7 @@ def _errors(
 ) -> tuple[list[Table], dict[str, Picture]]:
     """Return which classes are confused, and which inputs are the least certain."""
     tables, drawn = [], {}
-    classes = probs.shape[-1]
-    names = list(data.classes) if len(data.classes) == classes else [str(k) for k in range(classes)]
+    classes, names = probs.shape[-1], class_names(data, probs)
     counts = metrics.confusion(probs, labels, weights_B=evaluation.label_weights)
     if classes <= CLASSES:
         drawn["confusion"] = Picture(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
+
+from torch import Tensor
 
 from torchbayes.assess.baselines import baselines, described, r_squared, warnings_of
 from torchbayes.assess.columns.dependence import importance
@@ -25,8 +27,9 @@ from torchbayes.predictive.linearised import preferred
 from torchbayes.predictive.predict import Source
 from torchbayes.report import figures
 from torchbayes.report.columns import dependence, importance_table, left_out, uncertain_table
-from torchbayes.report.evaluation import Section, classification, regression, transforms
+from torchbayes.report.evaluation import Section, class_names, class_rows, classification, regression, transforms
 from torchbayes.report.html import Picture, save_pictures, write_report
+from torchbayes.report.live import Judged, content_of, number_rows
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.tables import Table
 from torchbayes.report.words import capital, chosen_by_rows, chosen_scales, likelihood_of, prior_of, with_settings
@@ -42,6 +45,7 @@ class Fitted:
     data: Data
     posterior: Posterior
     functions: Functions | Source  # what predicts
+    inputs: Tensor  # of the test rows, as the model takes them
     evaluation: Evaluation  # of the test rows
     baselines: Mapping[str, Evaluation]  # of predictors that need no network, by name, on the same rows
     numbers: Numbers | None  # predicted and observed numbers; None for classes
@@ -77,7 +81,7 @@ def judged(
     evaluation = evaluate(functions, rows, target_scale=target_scale)
     numbers = predicted_numbers(functions, rows) if evaluation.probs is None else None
     others = baselines(posterior.model, data.train, data.test, target_scale=target_scale)
-    return Fitted(label, data, posterior, functions, evaluation, baselines=others, numbers=numbers, table=table)
+    return Fitted(label, data, posterior, functions, rows[0], evaluation, others, numbers=numbers, table=table)
 
 
 def label_of(kind: type | str, posterior: Posterior) -> str:
@@ -205,18 +209,25 @@ def predicts(fitted: Fitted) -> str:
 def sections(fitted: Fitted, *, along: bool = True) -> Section:
     """Return tables and pictures of the test rows and the columns of a table; `along` draws the mean along these."""
     data, label, numbers, table = fitted.data, fitted.label, fitted.numbers, fitted.table
+    known = table is not None and len(data.test.targets) == len(table.rows)
+    drops = importance(table, data.test.targets) if table is not None and known else {}
+    methods = {label: Judged(fitted.evaluation, numbers, fitted.functions)}
+    content = content_of(data, table if known else None, first=drops)
     if fitted.evaluation.probs is not None:
         tables, drawn, remarks = classification(label, data, fitted.evaluation, table=table)
+        drawn = class_rows(methods, class_names(data, fitted.evaluation.probs), fitted.inputs, content=content) | drawn
     elif numbers is not None:
         tables, drawn, remarks = regression(label, data, numbers)
+        if "predicted" in drawn:
+            rows = number_rows(methods, data, fitted.inputs, content=content)
+            drawn["predicted"] = replace(drawn["predicted"], live=rows)
         uncertain = None if table is None else uncertain_table(table, data, numbers)
         tables = tables if uncertain is None else [*tables, uncertain]
     else:
         tables, drawn = [], {}
         remarks = ["The targets are neither classes nor numbers of the shape of the predictions, so none are drawn."]
     tables, drawn = list(tables), dict(drawn) | transforms(label, fitted.evaluation)
-    if table is not None and len(data.test.targets) == len(table.rows):
-        drops = importance(table, data.test.targets)
+    if drops and table is not None:
         tables.append(importance_table(drops))
         drawn |= dependence(label, data, table, drops=drops) if along else {}
     return Section(tables, drawn, [*remarks, *(left_out(data) if table is None else [])])
@@ -268,9 +279,11 @@ def _curves(fitted: FittedRun, keys: list[str], *, over: str) -> Picture:
     )
 
 
-def write_fit(directory: Path, fitted: FittedRun) -> Path:
-    """Write `report.html` and its pictures, replacing earlier ones; return its path."""
+def write_fit(directory: Path, fitted: FittedRun, also: Section | None = None) -> Path:
+    """Write `report.html` and its pictures, replacing earlier ones, and another section first; return its path."""
     tables, drawn, remarks = run_sections(fitted)
+    if also is not None:
+        tables, drawn, remarks = [*also.tables, *tables], {**also.pictures, **drawn}, [*also.remarks, *remarks]
     return write_report(
         directory / "report.html",
         title=f"{capital(fitted.label)} on {fitted.setup.data.name}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbayes.checks import check_entries, check_kind, check_object, check_text
+from torchbayes.checks import check_entries, check_kind, check_object, check_text, optional
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import write_whole
 from torchbayes.report.style import DPI, png
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 CSS_PER_INCH = 100
+_COLOURS_OF_FIGURES = 8192
 _PACKAGES = ("torchbayes", "torch", "numpy", "scikit-learn", "matplotlib")
 
 
@@ -35,12 +37,15 @@ class Picture:
         image: A matplotlib figure, the bytes of a PNG, or the path of one.
         caption: What is drawn, of which data, and how to read it, so that the picture can stand alone.
         alt: What it shows, for readers who do not see it; the caption if empty.
+        live: What a script draws in its place on a screen, as functions of `report.live` give it; without
+            scripts and in print the image is shown.
     """
 
     title: str
     image: Figure | bytes | str | Path
     caption: str
     alt: str = ""
+    live: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:
@@ -49,6 +54,7 @@ class Picture:
 
     def __post_init__(self) -> None:
         check_text(title=self.title, caption=self.caption, alt=self.alt)
+        optional(check_kind, Mapping, "what functions of `report.live` give", live=self.live)
         if not isinstance(self.image, bytes | str | Path):
             check_object(("savefig",), "what the functions of `figures` give", image=self.image)
 
@@ -78,7 +84,7 @@ class Page:
             The path.
         """
         check_kind((str, PathLike), "a path", path=path)
-        return write_whole(path, self.html.encode())
+        return write_whole(path, self.html.encode("utf-8", "replace"))
 
     def _repr_html_(self) -> str:
         # in a frame, as the styles of the page are not those of the notebook
@@ -114,8 +120,8 @@ def write_report(
 ) -> Path:
     """Write one self-contained HTML file, which needs no network and no other file.
 
-    A short script inside sorts tables by a column and hides the rows of methods; without it all rows are shown in
-    order.
+    A script inside sorts and filters tables, switches methods off, and opens the row behind a point; without it, and in
+    print, all rows and the pictures of all figures are shown.
 
     Args:
         path: The file, such as `run/report.html`; written whole or not at all.
@@ -159,13 +165,17 @@ def page(
     if settings is not None:
         check_kind((str, Mapping), "YAML text or a mapping", settings=settings)
 
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(
-        resources.files("torchbayes.report").joinpath("template.html").read_text("utf-8")
+    template, style, script = (
+        resources.files("torchbayes.report").joinpath("page", name).read_text("utf-8")
+        for name in ("template.html", "page.css", "page.js")
     )
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     if isinstance(settings, Mapping):
         settings = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
-    html = template.render(
+    html = environment.from_string(template).render(
+        style=style,
+        script=script,
         title=title,
         paragraphs=_paragraphs(lead),
         tables=tables,
@@ -179,12 +189,12 @@ def page(
 
 
 def save_pictures(home: Path, drawn: Mapping[str, Picture]) -> list[Picture]:
-    """Write pictures (name without ending -> picture) as PNG files; return them as bytes, to avoid redrawing."""
+    """Write figures (name without ending -> picture) as PNG files; return them as bytes for a page, not to redraw."""
     pictures = []
     for name, picture in drawn.items():
         image = _png(picture)
         write_whole(home / f"{name}.png", image)
-        pictures.append(replace(picture, image=image))
+        pictures.append(replace(picture, image=_in_palette(image)))
     return pictures
 
 
@@ -211,8 +221,25 @@ def _png(picture: Picture) -> bytes:
     return data
 
 
+def _in_palette(data: bytes) -> bytes:
+    """Return a PNG of a figure in 256 colours, a third of its size; as it is where it has more than 8,192 of them.
+
+    Lines and letters have few colours and many shades at their edges; photographs have many.
+    """
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    if picture.getcolors(_COLOURS_OF_FIGURES) is None:
+        return data
+    reduced = picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    reduced.save(stream := io.BytesIO(), format="PNG")
+    return min(stream.getvalue(), data, key=len)
+
+
 def _figure(picture: Picture) -> dict[str, Any]:
     data = _png(picture)
+    if not isinstance(picture.image, bytes | str | Path):
+        data = _in_palette(data)
     # The header of a PNG has its width in pixels. Scaling by it sets the text of all figures in one size.
     width = int.from_bytes(data[16:20], "big") * CSS_PER_INCH // DPI
     return {
@@ -220,5 +247,6 @@ def _figure(picture: Picture) -> dict[str, Any]:
         "caption": picture.caption,
         "alt": picture.text,
         "width": width,
+        "live": picture.live,
         "data": base64.b64encode(data).decode("ascii"),
     }

@@ -9,7 +9,9 @@ import io
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from os import PathLike
 from pathlib import Path
@@ -95,13 +97,26 @@ def _own_looks() -> dict[str, Look]:
     return by_key
 
 
+_PAGE: ContextVar[dict[str, Look] | None] = ContextVar("page", default=None)
+
+
+@contextmanager
+def one_page() -> Iterator[None]:
+    """Let a name look the same in every figure inside the `with`, whichever other names a figure has."""
+    token = _PAGE.set({})
+    try:
+        yield
+    finally:
+        _PAGE.reset(token)
+
+
 def looks(methods: Iterable[str]) -> dict[str, Look]:
     """Return colour and marker of each method.
 
     Names of the catalogue (MAP, deep ensemble, SWAG, MultiSWAG, HMC, ...; case, spaces and hyphens do not matter) look
     the same everywhere; if two share a look, the first keeps it. Other names take the least used colours, then the
-    least used markers, in order, so give every figure of a report the same names in the same order. No two names have
-    both in common.
+    least used markers, in order, so give every figure of a report the same names in the same order, or draw all of them
+    in `one_page`. No two names have both in common.
 
     Args:
         methods: Names, in the order of the legend.
@@ -115,22 +130,29 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     names = [] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(dict.fromkeys(methods))
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(f"`methods` must be names, at least one; got {seen(methods)}.")
-    catalogue, chosen = _own_looks(), {}
+    catalogue, page = _own_looks(), _PAGE.get()
+    page = {} if page is None else page
+    chosen = {name: page[name] for name in names if name in page}
     for name in names:
         look = catalogue.get(_key(name))
-        if look is not None and look not in chosen.values():
+        if name not in chosen and look is not None and look not in {*chosen.values(), *page.values()}:
             chosen[name] = look
     for name in names:
         if name not in chosen:
-            chosen[name] = _free(list(chosen.values()))
+            chosen[name] = _free(list(chosen.values()), list(page.values()))
+    page.update(chosen)
     return {name: chosen[name] for name in names}
 
 
-def _free(taken: Sequence[Look]) -> Look:
-    """Return a look that no method has yet: the first least used colour, with the first least used marker."""
+def _free(taken: Sequence[Look], elsewhere: Sequence[Look]) -> Look:
+    """Return a look that no method has yet: the first least used colour, with the first least used marker.
+
+    `taken` are those of a figure, `elsewhere` those of all figures of its page, which count less.
+    """
     colours, markers = Counter(look.colour for look in taken), Counter(look.marker for look in taken)
+    others, used = Counter(look.colour for look in elsewhere), {*taken, *elsewhere}
     every = [Look(colour, marker) for colour in _COLOURS for marker in _MARKERS]
-    return min(every, key=lambda look: (look in taken, colours[look.colour], markers[look.marker]))
+    return min(every, key=lambda look: (look in used, colours[look.colour], others[look.colour], markers[look.marker]))
 
 
 def house_style(function: Callable[P, R]) -> Callable[P, R]:

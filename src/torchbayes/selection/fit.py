@@ -24,7 +24,7 @@ from torchbayes.methods.protocol import Method, Result_co
 from torchbayes.model.model import Model
 from torchbayes.model.sources.sources import Source
 from torchbayes.model.subspace import Subspace
-from torchbayes.native.process import full_path, trim, without_autocast
+from torchbayes.native.process import full_path, trim, undisturbed
 from torchbayes.posteriors.locks import folder_in
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
@@ -80,8 +80,7 @@ def fit(
 ) -> InSubspace: ...
 
 
-@torch.inference_mode(False)  # tensors made in inference mode cannot be differentiated
-@without_autocast
+@undisturbed
 @explained(positional="Pass inputs and targets as one pair: fit(model, (inputs, targets), method).")
 def fit(
     model: Model,

@@ -12,24 +12,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
 from torch import nn
 
 from torchbayes.catalogue.models import build_likelihood, data_for, likelihood_outputs
 from torchbayes.catalogue.tables import HIDDEN
-from torchbayes.checks import check_flags, check_function, check_kind, optional
+from torchbayes.checks import check_flags, check_function
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
+from torchbayes.decisions.abstain import check_held_out
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import build, mlp
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.predict import as_source, predict
 from torchbayes.selection.fit import fit
 from torchbayes.sklearn.automatic import is_automatic, method_of, prior_of
-from torchbayes.sklearn.intervals import Split, calibrated, groups_of, parted, split_of
+from torchbayes.sklearn.averages import average_at, checked_rows, threads
+from torchbayes.sklearn.intervals import Split, calibrated, parted, split_of
 from torchbayes.sklearn.parameters import changed, settings_of
-from torchbayes.sklearn.tables import Training, as_table, is_frame, joined, prepared
+from torchbayes.sklearn.tables import Training, joined, prepared
 
 if TYPE_CHECKING:
     from torchbayes.report.html import Page
@@ -180,6 +181,32 @@ class BayesianEstimator(BaseEstimator):
         with threads(self.n_jobs):
             return page_of(self, X, y, given=given_rows(self, X, y, reset=False))
 
+    def posterior_at(self, X: Any) -> tuple[Any, torch.Tensor]:
+        """Return the posterior, and rows as inputs of its networks, float32 (B, D'), for `torchbayes.acquire`.
+
+        Args:
+            X: rows, with the columns of the training rows.
+        """
+        check_is_fitted(self)
+        return self.posterior_, self.preparation_(checked_rows(self, X, reset=False)[0])
+
+    def predictive(self, X: Any) -> Predictive:
+        """Return the model average at rows X, for `torchbayes.decide`; numbers are in the units of `target_units_`."""
+        return average_at(self, X)
+
+    def check_held_out(self, X: Any) -> None:
+        """Check that rows are none of the fit, as far as a fitted estimator still has these; files do not hold them.
+
+        Args:
+            X: rows.
+
+        Raises:
+            ValueError: if more rows have the inputs of rows of the fit than new ones would have by chance.
+        """
+        rows = self.posterior_at(X)[1]
+        if hasattr(self, "_rows"):
+            check_held_out(self.preparation_(self._rows.table), rows)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but the training rows, which may be many, and nobody else's business."""
         state: Any = super().__getstate__()
@@ -230,25 +257,6 @@ class BayesianEstimator(BaseEstimator):
         """Return training rows as a data set."""
 
 
-def checked_rows(
-    estimator: BayesianEstimator, X: Any, y: Any = "no_validation", *, reset: bool, least: int = 1
-) -> tuple[Table, Any]:
-    """Return rows as a table, with their columns compared with those before unless `reset`; and their targets."""
-    # scikit-learn takes the values under a mask, which may be anything
-    X, y = (np.ma.filled(each.astype(np.float64), np.nan) if np.ma.isMaskedArray(each) else each for each in (X, y))
-    if is_frame(X):
-        table = as_table(X)
-        validate_data(estimator, X, y, reset=reset, skip_check_array=True)
-        check_array(np.zeros((len(table), 1)), ensure_min_samples=least, estimator=estimator)
-        return table, y
-    numbers: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": least}
-    if isinstance(y, str):
-        return as_table(validate_data(estimator, X, y, reset=reset, **numbers)), y
-    several = estimator.__sklearn_tags__().target_tags.multi_output
-    X, y = validate_data(estimator, X, y, reset=reset, multi_output=several, **numbers)
-    return as_table(X), y
-
-
 def given_rows(
     estimator: BayesianEstimator, X: Any, y: Any, *, sample_weight: Any = None, reset: bool, least: int = 2
 ) -> Given:
@@ -260,48 +268,6 @@ def given_rows(
     if sample_weight is not None:
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     return Given(table, targets, weights)
-
-
-def average_blocks(estimator: BayesianEstimator, X: Any) -> Iterator[tuple[Predictive, int]]:
-    """Yield the model average at successive blocks of rows, and how many of its rows are those of X.
-
-    Each block has the same number of rows, so that a row gives the same numbers, bit for bit, whatever other rows there
-    are: sums over draws round in another way where there are fewer rows. The last block is filled with its last row.
-    """
-    check_is_fitted(estimator)
-    inputs = estimator.preparation_(checked_rows(estimator, X, reset=False)[0])
-    source = as_source(estimator.posterior_, None, estimator.seed_)
-    with threads(estimator.n_jobs):
-        for block in inputs.split(_BLOCK):
-            filled = torch.cat([block, block[-1:].expand(_BLOCK - len(block), -1)])
-            yield predict(source, filled, chunk_size=_BLOCK), len(block)
-
-
-def joined_blocks(estimator: BayesianEstimator, X: Any, values: Callable[[Predictive], Any]) -> np.ndarray:
-    """Return what `values` gives of the model average at blocks of rows, for all rows."""
-    return np.concatenate([np.asarray(values(block))[:count] for block, count in average_blocks(estimator, X)])
-
-
-def calibrated_blocks(
-    estimator: BayesianEstimator, X: Any, values: Callable[..., Any], *, coverage: float | None
-) -> np.ndarray:
-    """Return what `values` gives of the calibration, at this coverage if it is given, at blocks of rows, for all rows.
-
-    It takes the calibration, the average of a block, groups and weights of its rows as `Conformal` does, and the number
-    of its first row.
-    """
-    conformal, groups, parts, start = estimator.conformal_, None, [], 0
-    if coverage is not None and coverage != conformal.coverage:
-        conformal = conformal.at(coverage, confidence=conformal.confidence)
-    if conformal.rows.in_groups:
-        groups = groups_of(checked_rows(estimator, X, reset=False)[0], estimator.split_.groups)
-    weights = None if conformal.rows.weights_N is None else np.ones(_BLOCK)
-    for block, count in average_blocks(estimator, X):
-        numbers = np.arange(start, start + _BLOCK).clip(max=start + count - 1).tolist()
-        of_rows = {"groups": None if groups is None else [groups[number] for number in numbers], "weights": weights}
-        parts.append(np.asarray(values(conformal, block, start=start, **of_rows))[:count])
-        start += count
-    return np.concatenate(parts)
 
 
 def model_of(estimator: BayesianEstimator) -> Model:
@@ -350,20 +316,3 @@ def unchanged_where_it_fails(estimator: BayesianEstimator) -> Iterator[None]:
         vars(estimator).clear()
         vars(estimator).update(before)
         raise
-
-
-@contextmanager
-def threads(n_jobs: Any) -> Iterator[None]:
-    """Run with a number of threads of PyTorch, as scikit-learn counts jobs: −1 for all cores, None for one.
-
-    Networks for tables are small: a second thread gains little, and loses much where another program runs.
-    """
-    import joblib
-
-    optional(check_kind, (int, np.integer), "a whole number, -1 for all cores, or None for one", n_jobs=n_jobs)
-    before = torch.get_num_threads()
-    torch.set_num_threads(joblib.effective_n_jobs(n_jobs))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import seen
+from torchbayes.checksum import row_keys
 from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import Columns, fit_columns
 from torchbayes.data.own.rows import shortened
@@ -21,7 +22,6 @@ from torchbayes.posteriors.problems import note
 
 FITTED = "the X of the fit"  # in messages
 _COLUMNS = 20_000  # each takes a millisecond
-_GOLDEN = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio, whose multiples are spread evenly
 _REPEATED = 10  # rows on average for each given row; beyond, weights become weights of the likelihood
 
 
@@ -129,21 +129,7 @@ def repeated(
 
 def order_of(*parts: np.ndarray | None) -> np.ndarray:
     """Return an order of rows that depends on their values alone, int64 (N,)."""
-    return np.argsort(_keys(*parts), kind="stable")
-
-
-def _keys(*parts: np.ndarray | None) -> np.ndarray:
-    """Return a number for each row that depends on its values alone, uint64 (N,).
-
-    Only rows that are equal have equal keys, up to a chance of 2⁻⁶⁴ a pair.
-    """
-    columns = [part.reshape(len(part), -1).astype(np.float64) for part in parts if part is not None]
-    bits = (np.concatenate(columns, axis=1) + 0.0).view(np.uint64)  # −0 becomes 0
-    with np.errstate(over="ignore"):
-        odd = np.arange(1, bits.shape[1] + 1, dtype=np.uint64) * np.uint64(_GOLDEN) | np.uint64(1)
-        keys = (bits ^ (bits >> np.uint64(32))) * odd
-        keys = (keys ^ (keys >> np.uint64(29))).sum(axis=1, dtype=np.uint64)
-        return keys * odd[0]
+    return np.argsort(row_keys(*parts), kind="stable")
 
 
 def joined(first: Table, second: Table) -> Table:

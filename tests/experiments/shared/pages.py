@@ -22,4 +22,7 @@ def page_of(experiment: Experiment, recipe: Any, directory: Path, *results: dict
     with pytest.MonkeyPatch.context() as patch:
         unpainted(patch)
         page = reproduce(finished, seeds=len(results), directory=directory)
+    assert experiment.headline is not None
+    headline = replace(experiment.headline, table="")  # which names data that a small recipe may not have
+    assert any(headline.fits(table) for table in experiment.summarise(results).tables), "no table has the headline"
     return page.with_name("page.md").read_text("utf-8")

@@ -18,7 +18,18 @@ import torch
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.files import write_whole
 from torchbayes_experiments.shared.classifiers import classifier, decay_prior, mean_metrics, metrics_of, shuffled
 
@@ -321,4 +332,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("highest bump in the test error (a share of the images)", ("bump in the test error",)),
 )

@@ -22,7 +22,18 @@ from torchbayes.methods.cycles.base import kept
 from torchbayes.methods.schedules import Progress
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import INK, QUIET, house_style, legend_above, new_figure
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.shared.classifiers import METRICS, classifier, mean_metrics, metrics_of
 
 INDEPENDENT, FAST, SNAPSHOTS = KINDS = ("independent networks", "FGE", "snapshot ensemble")
@@ -346,4 +357,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("test NLL at the budget of one network", ("NLL",), where=("1",)),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Results, Rows, below, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.shared.classifiers import METRICS, classifier, mean_metrics, metrics_of
 from torchbayes_experiments.tables import BETTER
 
@@ -194,4 +194,9 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline(
+        "test NLL at severity 5",
+        ("severity 5",),
+        rows=("single", "SWAG", "ensemble", "MultiSWAG"),
+    ),
 )

@@ -23,7 +23,18 @@ import torchbayes as tb
 from torchbayes import evidence
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import FAINT, INK, QUIET, house_style, legend_above, new_figure, panel_title
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.shared.modes import Pair, climb, laplace, log_symmetries, rearranged
 from torchbayes_experiments.streams import Purpose, generator, mix
 from torchbayes_experiments.verdicts import two_standard_errors
@@ -362,4 +373,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("Laplace over all modes less annealing (nats)", ("GGN, all modes",), index=LEVELS),
 )

@@ -23,7 +23,7 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, QUIET, house_style, new_figure
-from torchbayes_experiments import Experiment, Findings, Results, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Results, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.modes import Pair, climb_regression, laplace, log_symmetries
 from torchbayes_experiments.streams import Purpose, mix
 from torchbayes_experiments.verdicts import mean_and_error, ranks_agree, two_standard_errors
@@ -325,5 +325,6 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("test NLL, prior scale chosen by", ("test NLL",), where=("prior scale, mean over widths",)),
     unused=("starts",),
 )

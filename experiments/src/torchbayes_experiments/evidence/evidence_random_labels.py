@@ -22,7 +22,18 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison.rounds import train_in_rounds
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.shared.classifiers import classifier, shuffled
 from torchbayes_experiments.streams import Purpose, generator
 
@@ -224,4 +235,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("log evidence per row by the share of shuffled labels (nats)", ("network",)),
 )

@@ -22,7 +22,18 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison.rounds import Round, best_round, train_in_rounds
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.shared.classifiers import classifier, shuffled
 
 # sets of labels, as results and tables name them
@@ -191,4 +202,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("log evidence per row (nats); guessing has −2.303", ("log evidence / row",)),
 )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from torchbayes.model.network import module_at
 from torchbayes.report import Picture, Table, figures, looks, style
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.shared.classifiers import METRICS, classifier, decay_prior
 from torchbayes_experiments.streams import Purpose, generator
 from torchbayes_experiments.tables import BETTER, LABELS
@@ -387,4 +387,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("confidence on foreign images, %", ("confidence, %",), published="paper: confidence, %"),
 )

@@ -22,7 +22,18 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.data import Pair
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.shared.classifiers import best_device, metrics_of
 from torchbayes_experiments.streams import Purpose, generator
 
@@ -240,4 +251,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("accuracy on MNIST under the largest noise", ("noise 3",), where=("accuracy",)),
 )

@@ -31,7 +31,18 @@ from torch import Generator, Tensor
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.streams import Purpose, generator
 
 BAYES, TEMPERED, STUDENT = "Bayes, T = 1", "tempered", "Student t noise"
@@ -351,4 +362,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("coverage of 95 % bands at 450 rows", ("coverage",), where=("450",), index=("law", "posterior")),
 )

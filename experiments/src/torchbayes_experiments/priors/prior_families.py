@@ -19,7 +19,19 @@ import torch
 import torchbayes as tb
 from torchbayes.data.text import FIRST_WORD
 from torchbayes.report import Picture, Table
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    dots,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.shared.classifiers import best_device
 from torchbayes_experiments.shared.image_hmc import mixing
 from torchbayes_experiments.verdicts import mean_and_error
@@ -242,4 +254,12 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline(
+        "test NLL, words of IMDB reviews",
+        ("NLL",),
+        table="IMDB, words",
+        rows=("normal", "logistic", "normal mixture", "Student t", "normal, half the scale", "normal, twice the scale"),
+        published={name: scores[1] for name, scores in PUBLISHED.items()},
+        source="published, all reviews",
+    ),
 )

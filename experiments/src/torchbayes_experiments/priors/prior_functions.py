@@ -17,7 +17,18 @@ import torch
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.files import significant
 from torchbayes_experiments.shared.classifiers import classifier
 
@@ -265,4 +276,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("test NLL of SWAG, by the scale α of the prior", ("test NLL",), index=("α",)),
 )

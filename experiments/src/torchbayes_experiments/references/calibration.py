@@ -19,7 +19,18 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table
-from torchbayes_experiments import Experiment, Findings, Results, Rows, below, dots, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Results,
+    Rows,
+    below,
+    dots,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.shared.classifiers import METRICS, classifier, mean_metrics, metrics_of
 from torchbayes_experiments.streams import Purpose, generator
 
@@ -181,4 +192,5 @@ EXPERIMENT = Experiment(
     cost={"small": "about a minute on one core", "paper": "about six minutes on one core (an estimate)"},
     run=run,
     summarise=summarise,
+    headline=Headline("test NLL after automatic calibration", ("auto",), table="NLL of test rows, mean over sets"),
 )

@@ -18,7 +18,7 @@ import torch
 import torchbayes as tb
 from torchbayes.diagnostics import summary
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.shared import image_hmc
 from torchbayes_experiments.shared.image_hmc import SPACES, Problem, Problems, convergence, rhat_and_ess
 from torchbayes_experiments.streams import Purpose, generator
@@ -172,4 +172,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("share of R-hats below 1.1", ("below 1.1",)),
 )

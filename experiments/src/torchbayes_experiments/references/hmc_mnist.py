@@ -19,7 +19,7 @@ import torchbayes as tb
 from torchbayes.driver.log import read_log
 from torchbayes.driver.progress import progress_bar
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.shared.classifiers import mean_metrics, metrics_of
 from torchbayes_experiments.tables import BETTER
 
@@ -306,4 +306,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("test NLL under the published prior", ("NLL",), table="Test images"),
 )

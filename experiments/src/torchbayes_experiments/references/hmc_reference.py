@@ -20,7 +20,7 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Part, Results, Rows, below, dots, pivot, tidy
 from torchbayes_experiments.shared import image_hmc
 from torchbayes_experiments.shared.fidelity import PUBLISHED, closeness, log_probabilities, mixture, quality, scores
 from torchbayes_experiments.shared.image_hmc import Problem, Problems, Setup
@@ -287,4 +287,19 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline(
+        "total variation from HMC, MNIST",
+        ("TV from HMC",),
+        table="MNIST",
+        rows=("single network", "deep ensemble", *(f"{name}, one chain" for name in STOCHASTIC), "HMC, one chain"),
+        published={
+            "single network": (0.190, 0.005),
+            "deep ensemble": 0.115,
+            "SGLD, one chain": (0.110, 0.001),
+            "SGHMC, one chain": (0.109, 0.001),
+            "cSGHMC, one chain": (0.099, 0.006),
+            "HMC, one chain": (0.074, 0.003),
+        },
+        source="published, ResNet-20 on CIFAR-10",
+    ),
 )

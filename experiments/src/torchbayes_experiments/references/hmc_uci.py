@@ -11,7 +11,7 @@ import numpy as np
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Results, Rows, below, differences, dots, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Results, Rows, below, differences, dots, pivot, tidy
 from torchbayes_experiments.shared.classifiers import mean_metrics
 from torchbayes_experiments.shared.uci_splits import load_split, over_splits
 
@@ -243,4 +243,5 @@ EXPERIMENT = Experiment(
     },
     run=partial(over_splits, split_scores),
     summarise=summarise,
+    headline=Headline("test log likelihood", ("test log likelihood",), published="paper"),
 )

@@ -35,7 +35,18 @@ import torch.nn.functional as F
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.shared.classifiers import METRICS, best_device, classifier
 from torchbayes_experiments.shared.image_hmc import convergence, rhat_and_ess
 
@@ -294,4 +305,10 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline(
+        "test NLL of HMC",
+        ("T = 0.03", "T = 0.1", "T = 0.3", "T = 1", "T = 3"),
+        table="NLL of the average over all draws",
+        where=("MNIST", "HMC"),
+    ),
 )

@@ -14,7 +14,7 @@ import numpy as np
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, looks, style
-from torchbayes_experiments import Experiment, Findings, Results, Rows, below, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Results, Rows, below, tidy
 from torchbayes_experiments.shared.uci_splits import load_split, over_splits, score_table
 from torchbayes_experiments.tables import banded_line
 from torchbayes_experiments.verdicts import two_standard_errors
@@ -233,4 +233,5 @@ EXPERIMENT = Experiment(
     },
     run=partial(over_splits, split_scores),
     summarise=summarise,
+    headline=Headline("test NLL", ("PBP",), table="test NLL", published="published"),
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.report import Table
-from torchbayes_experiments import Experiment, Findings, Results, Rows, below, differences, dots, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Results, Rows, below, differences, dots, tidy
 from torchbayes_experiments.shared.classifiers import mean_metrics
 from torchbayes_experiments.shared.uci_splits import load_split, over_splits, score_table
 
@@ -169,4 +169,5 @@ EXPERIMENT = Experiment(
     },
     run=partial(over_splits, split_scores),
     summarise=summarise,
+    headline=Headline("test NLL", ("ensemble", "MultiSWAG"), table="test NLL", published="published"),
 )

@@ -15,7 +15,19 @@ import torch
 
 import torchbayes as tb
 from torchbayes.report import Table
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, differences, dots, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    differences,
+    dots,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.shared.classifiers import with_dropout
 from torchbayes_experiments.shared.uci_splits import load_split, over_splits, score_table
 
@@ -282,4 +294,5 @@ EXPERIMENT = Experiment(
     },
     run=partial(over_splits, split_scores),
     summarise=summarise,
+    headline=Headline("test NLL", ("MC dropout",), table="test NLL", published="MC dropout, published"),
 )

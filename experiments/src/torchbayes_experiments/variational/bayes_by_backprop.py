@@ -37,6 +37,7 @@ from torchbayes.report import Picture, Table
 from torchbayes.report.style import INK, house_style, legend_above, looks, new_figure, panel_title, percent_axis
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.files import rounded
+from torchbayes_experiments.headline import Headline
 from torchbayes_experiments.shared.classifiers import best_device
 from torchbayes_experiments.streams import Purpose, generator
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
@@ -394,4 +395,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("test error, %", ("error, %",), where=("400",), published="published error, %"),
 )

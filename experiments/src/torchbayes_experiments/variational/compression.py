@@ -29,7 +29,7 @@ from torchbayes.compression.plain import plain_of
 from torchbayes.data import Data
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, house_style, legend_above, new_figure, panel_title
-from torchbayes_experiments import Experiment, Findings, Part, Results, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Headline, Part, Results, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import best_device
 from torchbayes_experiments.verdicts import mean_and_error
 
@@ -357,4 +357,9 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline(
+        "test error of the pruned LeNet-300-100 with rounded weights, %",
+        ("rounded",),
+        published={method: mark.error for (network, method), mark in PUBLISHED.items() if network == DENSE},
+    ),
 )

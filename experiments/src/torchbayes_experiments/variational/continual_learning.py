@@ -23,7 +23,18 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import (
+    Experiment,
+    Findings,
+    Headline,
+    Part,
+    Results,
+    Rows,
+    below,
+    load_or_compute,
+    pivot,
+    tidy,
+)
 from torchbayes_experiments.streams import Purpose, generator
 
 VCL, RANDOM, CENTRES = "VCL", "VCL, random coreset", "VCL, k-centre coreset"
@@ -261,4 +272,5 @@ EXPERIMENT = Experiment(
     },
     run=run,
     summarise=summarise,
+    headline=Headline("accuracy after five permutations of MNIST", ("after 5",), published="published, after 5"),
 )

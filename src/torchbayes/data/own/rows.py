@@ -250,10 +250,13 @@ def _of_targets(form: Form, data: Data, numbers: np.ndarray) -> str:
 
 def repeated(data: Data, inputs: Tensor) -> tuple[str, ...]:
     """Return a sentence on rows whose inputs equal those of a training row; empty if there are none."""
-    training_rows = {row.tobytes() for row in data.train.inputs.numpy()}
-    shared = sum(row.tobytes() in training_rows for row in inputs.numpy())
-    if not shared:
+    count = shared(data.train.inputs, inputs)
+    if not count:
         return ()
-    return (
-        f"Rows with the same inputs as a training row: {shared:,} of {len(inputs):,}; scores on them are too good.",
-    )
+    return (f"Rows with the same inputs as a training row: {count:,} of {len(inputs):,}; scores on them are too good.",)
+
+
+def shared(known: Tensor, inputs: Tensor) -> int:
+    """Return how many rows have the inputs of a known row."""
+    known_rows = {row.tobytes() for row in known.cpu().numpy()}
+    return sum(row.tobytes() in known_rows for row in inputs.cpu().numpy())

@@ -17,6 +17,7 @@ from torchbayes.model.layout import Globs, matches
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.sources.sources import as_source
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -178,6 +179,7 @@ def moved(tensors: Mapping[str, Tensor], group: PermutationGroup, order: Tensor)
     return reordered
 
 
+@undisturbed
 def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> PermutationGroups:
     """Find which axes of a network's weights hold the same hidden units, by watching it run.
 

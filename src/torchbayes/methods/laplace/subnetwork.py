@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import whole
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import warn_of
 
 
+@undisturbed
 def subnetwork(posterior: LaplacePosterior | Gaussian, size: int) -> dict[str, Tensor]:
     """Return the weights with the largest marginal variances, as masks for `Model(random=...)`.
 

@@ -32,6 +32,7 @@ from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.sources.sources import as_source
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.laplace import LaplacePosterior, having_noise
 from torchbayes.posteriors.posterior import on_trial
 from torchbayes.posteriors.problems import warn_of
@@ -91,6 +92,7 @@ class EvidenceProblem:
         return [torch.cat(values).clamp_min(0) for values in by_group]
 
 
+@undisturbed
 @explained()
 def tune(
     posterior: LaplacePosterior, *, prior: Groups = "scalar", noise: bool = False, on: Any = None

@@ -26,12 +26,14 @@ from torchbayes.linalg import Kronecker
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.joint import Joint
+from torchbayes.native.process import undisturbed_methods
 
 _NUMBERS = 1 << 23  # inputs that are multiplied at a time, in float64
 _LEAST = 1e-12  # variances below this share of the covariance's trace are lost in its eigenvalues
 _SYMMETRIC = 1e-6  # how far from symmetric a covariance may be, relative to its largest entry
 
 
+@undisturbed_methods
 @dataclass(frozen=True, eq=False)
 class Correlated:
     """Each row w_r ~ N(0, C), rows independent: a matrix normal prior whose rows share a covariance.

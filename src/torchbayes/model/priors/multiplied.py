@@ -34,6 +34,7 @@ from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.scales import Scaled, changed
 from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.priors.univariate import Normal, Prior, PriorLike, SampledPrior, normals
+from torchbayes.native.process import undisturbed
 from torchbayes.settings import Checked
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -253,6 +254,7 @@ class Multiplied(nn.Module):
         return outputs if self.bias is None else outputs + self.bias.view(-1, *places)
 
 
+@undisturbed
 def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike | GroupPrior]) -> Scaled:
     """Return a network whose units have multipliers, and its prior: the arguments of `Model` around the likelihood.
 

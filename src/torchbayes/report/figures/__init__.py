@@ -9,6 +9,7 @@ from torchbayes.report.figures.classes import (
     entropy_histograms,
     referral_curves,
     reliability_diagram,
+    risk_curves,
 )
 from torchbayes.report.figures.curves import measure_curves, severity_curves, severity_panels, training_curves
 from torchbayes.report.figures.dependence import partial_dependence
@@ -24,6 +25,7 @@ from torchbayes.report.figures.regression import (
     predicted_observed,
     residuals,
 )
+from torchbayes.report.figures.rows import row_scatter
 from torchbayes.report.style import Better
 
 __all__ = [
@@ -52,6 +54,8 @@ __all__ = [
     "reliability_diagram",
     "residuals",
     "rhat_histogram",
+    "risk_curves",
+    "row_scatter",
     "severity_curves",
     "severity_panels",
     "spectrum_density",

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from torchbayes.checks import check_counts, check_entries, check_flags, check_kind, check_object, check_text
+from torchbayes.checks import (
+    check_counts,
+    check_each,
+    check_entries,
+    check_flags,
+    check_kind,
+    check_not_negative,
+    check_object,
+    check_text,
+    optional,
+)
 from torchbayes.report.style import (
     FAINT,
     INK,
@@ -242,6 +252,51 @@ def referral_curves(methods: Mapping[str, tuple[Any, Any]]) -> Figure:
     percent_axis(axes.xaxis)
     percent_axis(axes.yaxis)
     note_below(figure, "share of inputs kept, from the most certain on; the rest is referred")
+    legend_above(figure, handles)
+    return figure
+
+
+@house_style
+def risk_curves(
+    methods: Mapping[str, tuple[Any, Any]],
+    *,
+    limit: float | None = None,
+    chosen: tuple[float, float] | None = None,
+    loss: str = "mean loss",
+) -> Figure:
+    """Draw the mean loss of the inputs that are decided against their share, the surest first.
+
+    Args:
+        methods: name -> (share decided, increasing to 1; mean loss among them), (P,) each, as
+            `torchbayes.metrics.risk_coverage` gives them.
+        limit: A risk that is promised, drawn as a line.
+        chosen: Share and mean loss at a threshold, drawn as a point.
+        loss: Name of the loss.
+    """
+    check_panels(methods=methods)
+    check_pairs(2, methods=methods)
+    optional(check_not_negative, limit=limit)
+    check_text(loss=loss)
+    if chosen is not None:
+        check_each(check_not_negative, length=2, chosen=chosen)
+    figure = new_figure(5.4, 3.5)
+    axes: Axes = figure.subplots()
+    handles: dict[str, Any] = {}
+    for name, look in looks(methods).items():
+        kept, risk = (as_array(values, 1, f"curve of {name}", finite=True) for values in methods[name])
+        if len(kept) != len(risk):
+            raise ValueError(f"`methods`: {name!r} has {len(kept)} shares decided and {len(risk)} losses.")
+        sure = kept >= min(0.01, kept[-1])
+        handles[name] = axes.plot(kept[sure], risk[sure], color=look.colour)[0]
+    if limit is not None:
+        handles["promised"] = axes.axhline(limit, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+    if chosen is not None:
+        handles["certified threshold"] = axes.plot(*chosen, marker="o", color=INK, linestyle="none", clip_on=False)[0]
+    axes.set(xlim=(0, 1))
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(f"{loss} of the inputs decided")
+    percent_axis(axes.xaxis)
+    note_below(figure, "share of inputs decided, from the surest on; the rest is handed on")
     legend_above(figure, handles)
     return figure
 

@@ -5,7 +5,7 @@ with wrong labels as well. And wide networks that fit their rows generalise bett
 more weights. Both are put down to the size of the region of low loss around a solution.
 """
 
-from torchbayes_experiments import Experiment
+from torchbayes_experiments import Experiment, Headline
 from torchbayes_experiments.basins.flat_regions import report, run
 
 EXPERIMENT = Experiment(
@@ -32,4 +32,9 @@ EXPERIMENT = Experiment(
     },
     run=run.run,
     summarise=report.summarise,
+    headline=Headline(
+        "log₁₀ volume of the basin, in units of the filters' norms",
+        ("filters, volume",),
+        rows=("SAM, 0 %", *(f"SGD, {poison} %" for poison in (0, 10, 25, 50, 100, 200))),
+    ),
 )

@@ -7,7 +7,7 @@ wide, the straight line itself is low once the hidden units of one are put in th
 2022).
 """
 
-from torchbayes_experiments import Experiment
+from torchbayes_experiments import Experiment, Headline
 from torchbayes_experiments.basins.mode_connectivity import report, run
 
 EXPERIMENT = Experiment(
@@ -39,4 +39,5 @@ EXPERIMENT = Experiment(
     },
     run=run.run,
     summarise=report.summarise,
+    headline=Headline("largest training loss on a path, LeNet (nats)", ("largest loss",)),
 )

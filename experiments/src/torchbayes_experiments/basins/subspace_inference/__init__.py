@@ -5,7 +5,7 @@ of a curve between two networks, is small enough for elliptical slice sampling. 
 UCI regression, drawn as bands along one input, and scored on images for a random, a PCA and a curve subspace.
 """
 
-from torchbayes_experiments import Experiment
+from torchbayes_experiments import Experiment, Headline
 from torchbayes_experiments.basins.subspace_inference import report, run
 
 EXPERIMENT = Experiment(
@@ -32,4 +32,7 @@ EXPERIMENT = Experiment(
     },
     run=run.run,
     summarise=report.summarise,
+    headline=Headline(
+        "test NLL of images", ("NLL",), published="published NLL", source="published, PreResNet on CIFAR-100"
+    ),
 )

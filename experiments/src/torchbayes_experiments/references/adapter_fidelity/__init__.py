@@ -5,7 +5,7 @@ then learns from 200 questions whether a message is spam. Methods that were made
 the same adapter, prior and questions, and HMC says what they approximate.
 """
 
-from torchbayes_experiments import Experiment
+from torchbayes_experiments import Experiment, Headline
 from torchbayes_experiments.references.adapter_fidelity import report, run
 
 EXPERIMENT = Experiment(
@@ -32,4 +32,10 @@ EXPERIMENT = Experiment(
     },
     run=run.run,
     summarise=report.summarise,
+    headline=Headline(
+        "total variation from HMC, messages",
+        ("TV from HMC",),
+        table="messages",
+        rows=("HMC, one chain", "IVON", "BLoB", "Laplace, linearised", "ensemble", "TFB", "MAP", "mean field", "MLE"),
+    ),
 )

@@ -5,7 +5,7 @@ share make it wider along some directions, and its predictions less sure where t
 on five classes of CIFAR-10, and asked about the other five; and on digits, one of which is then turned upside down.
 """
 
-from torchbayes_experiments import Experiment
+from torchbayes_experiments import Experiment, Headline
 from torchbayes_experiments.variational.multiplicative_flows import report, run
 
 EXPERIMENT = Experiment(
@@ -35,4 +35,5 @@ EXPERIMENT = Experiment(
     },
     run=run.run,
     summarise=report.summarise,
+    headline=Headline("test error on five classes of CIFAR-10, %", ("error, %",), published="paper: error, %"),
 )

@@ -1,0 +1,1 @@
+"""Where to evaluate next: networks as surrogates of Bayesian optimisation."""

@@ -1,0 +1,43 @@
+"""Decisions as columns of a table, and costs by the names of files and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from torchbayes.checks import check_name, seen
+from torchbayes.decisions.costs import ABSTAIN
+from torchbayes.decisions.decide import Decisions
+from torchbayes.decisions.numbers import NUMBER_COSTS, NumberCost
+
+
+def decision_columns(decisions: Decisions) -> dict[str, np.ndarray]:
+    """Return decision, expected cost and its spread over draws, name -> (N,); of several numbers a column for each."""
+    labels = decisions.labels
+    if decisions.actions is None and decisions.abstained.any():
+        labels = np.where(decisions.abstained.numpy(), ABSTAIN, labels.astype(object))
+    values = {"decision": labels, "expected_cost": decisions.expected_cost.numpy()}
+    if len(decisions.by_draw) > 1:
+        values["expected_cost_sd"] = decisions.spread.numpy()
+    if decisions.action.ndim == 1:
+        return values
+    return {f"{name}[{k}]": column for name, each in values.items() for k, column in enumerate(each.T)}
+
+
+def number_cost(settings: Any, source: str) -> NumberCost:
+    """Return the cost that a file of settings names: `linear: {under: 3, over: 1}`.
+
+    A ValueError or TypeError, which begins with the source, if there is none.
+    """
+    if not isinstance(settings, Mapping) or len(settings) != 1:
+        raise ValueError(f"{source} must name one cost, such as `linear: {{under: 3, over: 1}}`; got {seen(settings)}.")
+    ((name, fields),) = settings.items()
+    check_name(f"cost in {source}", name, NUMBER_COSTS)
+    if not isinstance(fields, Mapping | None):
+        raise TypeError(f"{source} must have settings of {name!r} by name; got {seen(fields)}.")
+    try:
+        return NUMBER_COSTS[name](**(fields or {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{source}: {error}") from None
