@@ -105,8 +105,8 @@ def average_entropies(distribution: Distribution) -> tuple[Tensor, Tensor, Tenso
     parameters, pairs = _parameters(distribution)
     by_rows = [entropies(pairs(rows.double())) for rows in parameters.split(rows_at_once(parameters), dim=1)]
     total, expected, mutual = (torch.cat(parts) for parts in zip(*by_rows, strict=True))
-    if isinstance(classes, DirichletCategorical):  # the probabilities of each draw are uncertain themselves
-        within = DirichletCategorical(classes.log_concentration.double()).mutual_information().mean(0)
+    if isinstance(distribution, DirichletCategorical):  # the probabilities of each draw are uncertain themselves
+        within = DirichletCategorical(distribution.log_concentration.double()).mutual_information().mean(0)
         return total, expected - within, mutual + within
     return total, expected, mutual
 

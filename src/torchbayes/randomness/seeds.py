@@ -181,7 +181,7 @@ class Purpose(enum.IntEnum):
     LABELS = 242  # of a batch, drawn from the average
     ROUND = 243  # seeds of the fits after the first
     # distillation
-    TRANSFER = 230  # mixtures of rows at which a teacher is asked
+    TRANSFER = 260  # mixtures of rows at which a teacher is asked
     # sites
     SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions
