@@ -20,7 +20,7 @@ from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Model
-from torchbayes.native.process import without_autocast
+from torchbayes.native.process import undisturbed
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.predict import Source, as_source
@@ -31,7 +31,7 @@ _ROWS = 1024
 _HEADS = ("auto", "dirichlet", "gaussian")
 
 
-@without_autocast
+@undisturbed
 @explained()
 def distill(
     posterior: Posterior | Functions | Source,
