@@ -24,6 +24,7 @@ from torchbayes.certificate import Budget, Certificate, Check, certify
 from torchbayes.continual import Learned, Task, coresets, sequence
 from torchbayes.decisions.decide import decide
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
+from torchbayes.distillation.distill import distill
 from torchbayes.driver import Chains, Event, sample
 from torchbayes.methods.laplace.subnetwork import subnetwork
 from torchbayes.methods.laplace.tuning import tune
@@ -78,6 +79,7 @@ _ROOMS = (
     "compression",
     "conformal",
     "data",
+    "distillation",
     "experiments",
     "geometry",
     "lora",
@@ -168,6 +170,7 @@ __all__ = [
     "detection",
     "diagnose",
     "difference",
+    "distill",
     "evaluate",
     "fidelity",
     "fit",

@@ -41,6 +41,7 @@ ROOMS_OF = {
     "calibration.": tb.calibration,
     "compression.": tb.compression,
     "conformal.": tb.conformal,
+    "distillation.": tb.distillation,
     "decisions.": tb.decisions,
     "data.": data,
     "networks.": networks,
@@ -57,6 +58,9 @@ RESULTS |= {
     "conformal.Conformal",
     "conformal.Jackknife",
     "conformal.Threshold",
+    "distillation.Fidelity",
+    "distillation.Student",
+    "distillation.StudentModule",
     "decisions.Decisions",
     "priors.Scaled",
     "adapters.Answers",
@@ -93,6 +97,7 @@ PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore", "decisions.Number
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 # their own tests damage files
 FILES = {"adapters.read_questions", "load", "load_module", "calibration.load", "compression.load", "conformal.load"}
+FILES |= {"distillation.load"}
 FILES |= {"decisions.load"}
 ESTIMATORS = {"sklearn." + name for name in estimators.__all__}  # tests/sklearn: they check what they get in `fit`
 RUNS = {"lora." + name for name in ("acquire", "fit", "load", "predict", "score")}  # tests/lora: they need a base

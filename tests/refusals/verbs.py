@@ -205,6 +205,20 @@ VERBS = {
         },
         named={"posterior": ("`posterior`", "multipliers", "member")},
     ),
+    "distill": Case(
+        tb.distill,
+        lambda: {"posterior": things.point(), "inputs": things.DATA[0], "method": tb.MAP(epochs=1)},
+        {
+            "posterior": _POSTERIOR,
+            "inputs": (None, 3, torch.zeros(0, 2), torch.full((4, 2), NAN)),
+            "network": (torch.nn.Linear(2, 3), 3, "text"),
+            "head": but(WORD, "auto"),
+            "method": (tb.VI(), "MAP", tb.MAP(members=2)),
+            "mixtures": but(WHOLE, None),
+            "draws": but(COUNT, None),
+            "seed": SEED,
+        },
+    ),
     "compression.unit_noise": Case(
         tb.compression.unit_noise,
         lambda: {"posterior": things.multiplied()},

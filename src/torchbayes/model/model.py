@@ -140,7 +140,7 @@ class Model:
         axis = getattr(unweighted(self.likelihood), "class_axis", -1)
         self.network = Network(network, random, class_axis=axis)
         self.network.precision = self.network.precision.under(autocast, self.network.device)
-        self.autocast = autocast
+        self.autocast: Autocast | None = autocast
         self.open_scale = 1.0 if prior is None else None
         self._bind(Normal() if prior is None else prior)
         self.temperature, self.tempering = float(temperature), tempering

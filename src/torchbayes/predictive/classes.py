@@ -12,6 +12,7 @@ from torch.distributions import Distribution
 
 from torchbayes.checks import as_numbers
 from torchbayes.metrics.uncertainty import entropies, rows_at_once
+from torchbayes.model.likelihoods.dirichlet import DirichletCategorical
 
 
 class Decision(NamedTuple):
@@ -104,6 +105,9 @@ def average_entropies(distribution: Distribution) -> tuple[Tensor, Tensor, Tenso
     parameters, pairs = _parameters(distribution)
     by_rows = [entropies(pairs(rows.double())) for rows in parameters.split(rows_at_once(parameters), dim=1)]
     total, expected, mutual = (torch.cat(parts) for parts in zip(*by_rows, strict=True))
+    if isinstance(distribution, DirichletCategorical):  # the probabilities of each draw are uncertain themselves
+        within = DirichletCategorical(distribution.log_concentration.double()).mutual_information().mean(0)
+        return total, expected - within, mutual + within
     return total, expected, mutual
 
 

@@ -171,9 +171,15 @@ def _check_parts(mixture: Mixture) -> None:
     shape = tuple(outputs_SBK.shape)
     if len(shape) < 2 or not outputs_SBK.numel():
         raise ValueError(f"`outputs_SBK` must have shape (S, B, K); got {shape}.")
-    if spread is not None and spread.shape != outputs_SBK.shape:
-        raise ValueError(f"`function_variance` must have the shape of outputs, {shape}; got {tuple(spread.shape)}.")
+    if spread is not None and spread.shape != (means := _shape_of_means(mixture)):
+        raise ValueError(f"`function_variance` must have the shape of the means, {means}; got {tuple(spread.shape)}.")
     check_outputs(mixture.likelihood, outputs_SBK)
+
+
+def _shape_of_means(mixture: Mixture) -> tuple[int, ...]:
+    """Return the shape of the means of numbers, which may be some of the outputs; that of the outputs for classes."""
+    shape, each = tuple(mixture.outputs_SBK.shape), tuple(mixture._noise.batch_shape)
+    return each if len(each) == len(shape) else shape
 
 
 def check_outputs(likelihood: Likelihood, outputs_SBK: Tensor) -> None:

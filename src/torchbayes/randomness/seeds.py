@@ -180,6 +180,8 @@ class Purpose(enum.IntEnum):
     AIMS = 241  # rows of the pool where predictions matter, if none are given
     LABELS = 242  # of a batch, drawn from the average
     ROUND = 243  # seeds of the fits after the first
+    # distillation
+    TRANSFER = 260  # mixtures of rows at which a teacher is asked
     # sites
     SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions
@@ -196,13 +198,13 @@ class Purpose(enum.IntEnum):
     QUESTIONS = 220  # held out for the numbers
     POOL = 222  # of which a round of active learning scores some
     # certificates
-    UNIFORM_RANKS = 260  # samples that ranks are compared with
-    RANK_RESAMPLES = 261  # ranks drawn again
-    SIMULATION = 262  # seeds of true networks, their targets and the fits of these
-    RANK_TIES = 263  # places among equal draws
-    PROBES = 264  # projections of outputs
-    FOLDS = 265  # rows that are left out together
-    OTHER_SEEDS = 266  # seeds of the fits that are compared
+    UNIFORM_RANKS = 290  # samples that ranks are compared with
+    RANK_RESAMPLES = 291  # ranks drawn again
+    SIMULATION = 292  # seeds of true networks, their targets and the fits of these
+    RANK_TIES = 293  # places among equal draws
+    PROBES = 294  # projections of outputs
+    FOLDS = 295  # rows that are left out together
+    OTHER_SEEDS = 296  # seeds of the fits that are compared
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from torchbayes.model.likelihoods.dirichlet import DirichletCategorical
 from torchbayes.model.likelihoods.quantiles import average_quantile
 
 _NEAR, _TERMS = 0.1, 16  # below |r| = 0.1 the series to the 16th power is exact to 1e-16
@@ -32,22 +33,27 @@ def _of_classes(own: distributions.Categorical | distributions.Bernoulli) -> dic
         other = torch.as_tensor(-own.logits).sigmoid() if "logits" in vars(own) else 1 - probs
         all_probs = torch.stack([other, probs], dim=-1)
     mean = all_probs.mean(0)
+    mutual, expected = _divergence(all_probs, mean), _entropy(all_probs).mean(0)
+    if isinstance(own, DirichletCategorical):
+        within = own.mutual_information().mean(0)
+        mutual, expected = mutual + within, expected - within
     return {
         "probs": probs.mean(0),
         "entropy": _entropy(mean),
-        "mutual_information": _divergence(all_probs, mean),
-        "expected_entropy": _entropy(all_probs).mean(0),
+        "mutual_information": mutual,
+        "expected_entropy": expected,
     }
 
 
 def _of_numbers(own: Distribution, spread: Tensor | None, level: float | None) -> dict[str, Tensor]:
     means, noise, predictive = own.mean, own.variance, own
+    mean = means.mean(0)  # the first of its kind, because ONNX gives the name `mean` to no other node then
     between = means.var(0, correction=0)
     if spread is not None:
         between = between + spread.mean(0)
         predictive = distributions.Normal(means, (noise + spread).sqrt(), validate_args=False)
     aleatoric = noise.mean(0)
-    moments = {"mean": means.mean(0), "variance": between + aleatoric, "epistemic": between, "aleatoric": aleatoric}
+    moments = {"mean": mean, "variance": between + aleatoric, "epistemic": between, "aleatoric": aleatoric}
     if level is None:
         return moments
     try:
