@@ -126,9 +126,9 @@ def test_what_is_wrong_is_flagged_and_what_is_right_is_not(check: str, fit: Any,
 
 @pytest.mark.parametrize(("noise", "grade"), [(0.5, "green"), (0.3, "red"), (1.0, "red")])
 def test_coverage_sees_a_wrong_noise(noise: float, grade: str) -> None:
-    found = certify(exact, "coverage", data=rows(200), of=model(noise))["coverage"]
+    found = certify(exact, "coverage", data=rows(400), of=model(noise))["coverage"]
     assert found.grade == grade
-    assert found.numbers["rows"] == 200
+    assert found.numbers["rows"] == 400
     if grade == "red":
         assert ("too few" in found.meaning) == (noise < 0.5)
 
@@ -215,6 +215,7 @@ def test_fits_that_fail_are_counted() -> None:
         rows(),
         fit,
         budget=tb.Budget(checks=("simulation",), simulations=40),
+        seed=1,
     )["simulation"]
     assert found.grade == "amber"
     assert "fits failed (the loss is not finite)" in found.meaning
