@@ -46,7 +46,7 @@ from torchbayes.driver.progress import Callback
 from torchbayes.methods.protocol import Method
 from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.model import Model
-from torchbayes.native.process import full_path
+from torchbayes.native.process import full_path, undisturbed
 from torchbayes.posteriors.locks import Locked, folder_in
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import note
@@ -150,6 +150,7 @@ class Study:
         return curves(self.rounds, metric)
 
 
+@undisturbed
 @explained()
 def study(
     model: Model,

@@ -20,8 +20,10 @@ from torchbayes.decisions.costs import Costs
 from torchbayes.decisions.decide import ERROR, decide
 from torchbayes.decisions.given import Given, given_of
 from torchbayes.decisions.numbers import NumberCost
+from torchbayes.native.process import undisturbed
 
 
+@undisturbed
 @explained()
 def abstain(
     posterior: Any,

@@ -25,6 +25,7 @@ from torchbayes.decisions.decide import Decisions
 from torchbayes.decisions.numbers import NUMBER_COSTS, NumberCost
 from torchbayes.decisions.thresholds import Chosen, Scored, rate_threshold, risk_threshold
 from torchbayes.display import Overview, shown
+from torchbayes.native.process import undisturbed, undisturbed_methods
 from torchbayes.posteriors.files import read_tensors, write_tensors
 
 FILE = "abstention.safetensors"
@@ -39,6 +40,7 @@ def _overview(rule: Abstention) -> Overview:
     return Overview("Abstention", {"risk": rule.limit, "confidence": rule.confidence, **kept})
 
 
+@undisturbed_methods
 @shown(_overview)
 @dataclass(frozen=True, eq=False)
 class Abstention:
@@ -219,6 +221,7 @@ def same_cost(one: Any, other: Any) -> bool:
     return one.costs.shape == other.costs.shape and bool((one.costs == other.costs).all()) and named[0] == named[1]
 
 
+@undisturbed
 def load(path: str | Path) -> Abstention:
     """Read a rule that `Abstention.save` wrote.
 

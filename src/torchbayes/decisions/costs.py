@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_file, as_numbers, nearest, seen
+from torchbayes.native.process import undisturbed_methods
 
 ABSTAIN = "abstain"
 """The decision where a row is handed on."""
@@ -21,6 +22,7 @@ _LARGEST = 2**22  # bytes of a file of costs
 _ROWS_ARE = "action", "class"  # first cell of a file
 
 
+@undisturbed_methods
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Costs c(a, k) of action a where class k is true, in any units; a gain is a negative cost.

@@ -28,6 +28,7 @@ from torchbayes.decisions.given import Given, given_of, probs_of
 from torchbayes.decisions.numbers import FiniteCost, NumberCost, number_cost_of
 from torchbayes.decisions.outlook import Outlook, nodes_of
 from torchbayes.display import Overview, shown
+from torchbayes.native.process import undisturbed, undisturbed_methods
 from torchbayes.predictive.intervals import pieces_of
 
 ERROR = "error"
@@ -44,6 +45,7 @@ class _Block(NamedTuple):
     settled_B: Tensor | None  # of who knows the function
 
 
+@undisturbed_methods
 @shown(lambda each: Overview("Decisions", {"rows": len(each.action), **each.summary}))
 @dataclass(frozen=True, eq=False)
 class Decisions:
@@ -98,6 +100,7 @@ class Decisions:
         return facts
 
 
+@undisturbed
 @explained()
 def decide(
     prediction: Any,

@@ -47,11 +47,14 @@ def with_mixtures(inputs: Any, copies: int, seed: int) -> Any:
     one_each, spread = (rows, *[1] * (inputs.ndim - 1)), inputs.std(0)
     for number in range(copies):
         others = torch.randperm(rows, generator=source).to(inputs.device)
-        keep = torch.rand(inputs.shape, generator=source) < torch.rand(one_each, generator=source)
+        places = torch.rand(inputs.shape, generator=source, dtype=torch.float32)
+        keep = places < torch.rand(one_each, generator=source, dtype=torch.float32)
         mixed = torch.where(keep.to(inputs.device), inputs, inputs[others])
         if number % 2:
-            scale = _FARTHEST * torch.rand(one_each, generator=source)
-            mixed = mixed + spread * (scale * torch.randn(inputs.shape, generator=source)).to(inputs)
+            scale = _FARTHEST * torch.rand(one_each, generator=source, dtype=torch.float32)
+            mixed = mixed + spread * (scale * torch.randn(inputs.shape, generator=source, dtype=torch.float32)).to(
+                inputs
+            )
         made.append(mixed)
     return torch.cat(made)
 

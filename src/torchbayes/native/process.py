@@ -276,9 +276,9 @@ def undisturbed(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def undisturbed_methods(kind: _Kind) -> _Kind:
-    """Let what a class defines for its users, methods, properties and calls, be `undisturbed`, and return it."""
+    """Let what a class defines for its users, constructor, methods, properties and calls, be `undisturbed`."""
     for name, value in [*vars(kind).items()]:
-        if name.startswith("_") and name != "__call__":
+        if name.startswith("_") and name not in {"__init__", "__call__"}:
             continue
         if isinstance(value, FunctionType):
             setattr(kind, name, undisturbed(value))

@@ -31,6 +31,7 @@ from torchbayes.health.ending import judged
 from torchbayes.methods.protocol import Method, SingleGradient
 from torchbayes.model.model import Model
 from torchbayes.model.sources.sources import as_source
+from torchbayes.native.process import undisturbed_methods
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.trained import weights_of
 from torchbayes.randomness.seeds import member_seeds
@@ -47,6 +48,7 @@ _WITHIN = (
 )
 
 
+@undisturbed_methods
 class Optimizer(torch.optim.Optimizer, Generic[Result]):
     """An optimiser whose steps are those of a method, in a loop that computes the gradients.
 
