@@ -52,9 +52,8 @@ def with_mixtures(inputs: Any, copies: int, seed: int) -> Any:
         mixed = torch.where(keep.to(inputs.device), inputs, inputs[others])
         if number % 2:
             scale = _FARTHEST * torch.rand(one_each, generator=source, dtype=torch.float32)
-            mixed = mixed + spread * (scale * torch.randn(inputs.shape, generator=source, dtype=torch.float32)).to(
-                inputs
-            )
+            noise = scale * torch.randn(inputs.shape, generator=source, dtype=torch.float32)
+            mixed = mixed + spread * noise.to(inputs)
         made.append(mixed)
     return torch.cat(made)
 
