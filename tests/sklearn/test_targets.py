@@ -13,7 +13,7 @@ import torchbayes as tb
 from torchbayes import sklearn as estimators
 from torchbayes.predictive.mixture import some_rows
 from torchbayes.sklearn import BayesianClassifier, BayesianMLPRegressor, BayesianRegressor
-from torchbayes.sklearn.averages import average_blocks
+from torchbayes.sklearn.blocks import average_blocks
 
 QUICK = tb.MAP(members=2, epochs=12, batch_size=32, optimizer=tb.Adam(0.01))
 RNG = np.random.default_rng(0)

@@ -130,7 +130,7 @@ def _targets(
     drawn_SN = []
     for number, batch in enumerate(rows):
         prediction = predict(functions, batch.inputs, chunk_size=chunk_size)
-        drawn_SN.append(prediction.sample(functions.draws, seed=mix(Purpose.TARGETS, seed, number)))
+        drawn_SN.append(prediction.sample(functions.draws, seed=mix(Purpose.EXPORT, seed, number)))
     drawn_SN = [values.squeeze(2) if values.shape[2:] == (1,) else values for values in drawn_SN]
     return {"targets": _by_chain(torch.cat(drawn_SN, 1), chains)}
 

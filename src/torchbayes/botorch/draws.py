@@ -102,7 +102,9 @@ class DrawnPosterior(EnsemblePosterior):
         """
         sample_shape = sample_shape if sample_shape else torch.Size([1])
         shape = sample_shape + self.base_sample_shape
-        return self.rsample_from_base_samples(sample_shape, torch.randn(shape, dtype=self.dtype, device=self.device))
+        # PyTorch's own generator, as BoTorch's posteriors do: its samplers, which have seeds, give base samples instead
+        base = torch.randn(shape, generator=None, dtype=self.dtype, device=self.device)
+        return self.rsample_from_base_samples(sample_shape, base)
 
     def rsample_from_base_samples(self, sample_shape: torch.Size, base_samples: Tensor) -> Tensor:
         """Return samples (sample_shape, ..., q, m).

@@ -40,10 +40,11 @@ def coverage(case: Case) -> Check:
 
 def _held_out(case: Case, order: list[int], fold: int, folds: int) -> dict[str, Any]:
     left, rest = sorted(order[fold::folds]), sorted(set(order) - set(order[fold::folds]))
-    posterior = case.fitted(some(case.rows, rest), mix(Purpose.FOLDS, case.seed, fold))
+    seed = mix(Purpose.FOLD_SEEDS, case.seed, fold)
+    posterior = case.fitted(some(case.rows, rest), seed)
     rows = some(case.rows, left)
     evaluation = evaluate(posterior, (rows.inputs, rows.targets), seed=case.seed)
-    levels = needed_levels(evaluation, seed=mix(Purpose.FOLDS, case.seed, fold, 1))
+    levels = needed_levels(evaluation, seed=seed)
     return {"levels": levels.tolist(), "nll": evaluation.metrics["nll"]}
 
 
@@ -60,7 +61,7 @@ def needed_levels(evaluation: Evaluation, *, seed: int) -> Tensor:
         labels = labels.argmax(1)  # those of Bernoulli are written as shares
     if probs is None or labels is None or labels.ndim > 1:
         raise ValueError("coverage is judged for classes and real numbers; these targets are neither.")
-    probs, noise = probs.double().cpu(), torch.rand(len(probs), generator=generator(Purpose.FOLDS, seed)).double()
+    probs, noise = probs.double().cpu(), torch.rand(len(probs), generator=generator(Purpose.SET_LEVELS, seed)).double()
     label_prob = probs.gather(1, labels.cpu().long().unsqueeze(1))
     above = torch.where(probs > label_prob, probs, 0.0).sum(1)
     equal = torch.where(probs == label_prob, probs, 0.0).sum(1)

@@ -168,7 +168,7 @@ def _parts(frame: Any, asked: Labelling) -> tuple[Any, Any]:
     """Return the rows with labels that are learned from, and those for the numbers."""
     if asked.test is not None:
         return frame, _read(asked.test)
-    order = torch.randperm(len(frame), generator=generator(Purpose.HELD_OUT, asked.seed)).numpy()
+    order = torch.randperm(len(frame), generator=generator(Purpose.LABELS_HELD_OUT, asked.seed)).numpy()
     count = max(1, round(_TESTED * len(order)))
     return frame.iloc[np.sort(order[count:])], frame.iloc[np.sort(order[:count])]
 

@@ -76,6 +76,7 @@ class Purpose(enum.IntEnum):
     GAUSSIAN = 23  # weights of a Gaussian posterior
     SUBSAMPLE = 24  # of the draws of a chain
     TARGETS = 25  # of a predictive
+    EXPORT = 245  # seeds of targets that arviz is given
     TOKENS = 161  # the same, one after the other
     OUTPUTS = 26  # of a linearised network
     THOMPSON = 230  # which of drawn functions is held fixed
@@ -179,7 +180,7 @@ class Purpose(enum.IntEnum):
     TIES = 240  # order of rows of equal scores
     AIMS = 241  # rows of the pool where predictions matter, if none are given
     LABELS = 242  # of a batch, drawn from the average
-    ROUND = 243  # seeds of the fits after the first
+    LABELS_HELD_OUT = 244  # rows of a file with labels that are for the numbers
     # distillation
     TRANSFER = 260  # mixtures of rows at which a teacher is asked
     # sites
@@ -204,6 +205,8 @@ class Purpose(enum.IntEnum):
     RANK_TIES = 293  # places among equal draws
     PROBES = 294  # projections of outputs
     FOLDS = 295  # rows that are left out together
+    FOLD_SEEDS = 297  # seeds of the fits without them
+    SET_LEVELS = 298  # of classes, within the probability of the last of a set
     OTHER_SEEDS = 296  # seeds of the fits that are compared
 
 

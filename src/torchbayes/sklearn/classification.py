@@ -19,7 +19,7 @@ from torchbayes.conformal.scoring import class_sets
 from torchbayes.data.base import Data, Pair, Standardise
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import class_probs
-from torchbayes.sklearn.averages import calibrated_blocks, joined_blocks
+from torchbayes.sklearn.blocks import calibrated_blocks, joined_blocks
 from torchbayes.sklearn.estimator import BayesianEstimator, Given
 from torchbayes.sklearn.intervals import model_targets
 from torchbayes.sklearn.tables import Training

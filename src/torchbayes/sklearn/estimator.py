@@ -27,7 +27,7 @@ from torchbayes.networks import build, mlp
 from torchbayes.predictive.average import Predictive
 from torchbayes.selection.fit import fit
 from torchbayes.sklearn.automatic import is_automatic, method_of, prior_of
-from torchbayes.sklearn.averages import average_at, checked_rows, threads
+from torchbayes.sklearn.blocks import average_at, checked_rows, threads
 from torchbayes.sklearn.intervals import Split, calibrated, parted, split_of
 from torchbayes.sklearn.parameters import changed, settings_of
 from torchbayes.sklearn.tables import Training, joined, prepared

@@ -20,7 +20,7 @@ from torchbayes.data.own.columns import check_size
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.mixture import some_rows
-from torchbayes.sklearn.averages import average_blocks, calibrated_blocks, joined_blocks
+from torchbayes.sklearn.blocks import average_blocks, calibrated_blocks, joined_blocks
 from torchbayes.sklearn.estimator import BayesianEstimator, Given
 from torchbayes.sklearn.intervals import model_targets
 from torchbayes.sklearn.tables import Training
