@@ -269,8 +269,11 @@ def undisturbed(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with outside_program():
-            return function(*args, **kwargs)
+        # Nearly always nothing is set, and a context that does nothing would take three calls.
+        if _C._is_any_autocast_enabled() or torch.is_inference_mode_enabled() or _C._len_torch_function_stack():
+            with outside_program():
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return run
 
