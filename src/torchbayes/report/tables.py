@@ -31,6 +31,11 @@ class Cell:
     value: float = math.nan  # without its error; NaN for text
 
     @property
+    def is_long(self) -> bool:
+        """Whether its text takes several lines."""
+        return len(self.text) > 60
+
+    @property
     def sorts_by(self) -> str:
         """The number that a page sorts by, as JavaScript writes it; empty where there is none."""
         return "" if math.isnan(self.value) else repr(self.value).replace("inf", "Infinity")
@@ -112,6 +117,11 @@ class Table:
             any(row[i] is not None for row in self.rows) and not any(isinstance(row[i], str) for row in self.rows)
             for i in range(len(self.columns))
         ]
+
+    @property
+    def broad(self) -> bool:
+        """Whether it needs the width of a page: more than four columns, or rows of more than a hundred characters."""
+        return len(self.columns) > 4 or any(sum(len(cell.text) for cell in row) > 100 for row in self.cells)
 
     def headers(self) -> list[str]:
         """Return the column names, with an arrow where a direction is better.
