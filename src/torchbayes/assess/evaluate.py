@@ -21,7 +21,7 @@ from torchbayes.calls import explained
 from torchbayes.checks import check_counts, check_kind, check_positive, seen
 from torchbayes.metrics._checks import check_probs, check_same_shape
 from torchbayes.metrics.scoring import hits
-from torchbayes.model.batches.batch import check_alike, padded
+from torchbayes.model.batches.batch import Batch, check_alike, padded
 from torchbayes.model.likelihoods.protocol import Counted, scored
 from torchbayes.model.likelihoods.quantiles import is_discrete
 from torchbayes.model.model import Model
@@ -251,6 +251,11 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
             f"{seen(data)}."
         )
     return data
+
+
+def unpacked(model: Model, data: Any) -> Iterator[Batch]:
+    """Yield what `batches` gives as batches of the model."""
+    return (item if isinstance(item, Batch) else model.unpack(item) for item in batches(model, data))
 
 
 def _add_scores(

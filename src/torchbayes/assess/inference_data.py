@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.assess.evaluate import batches
+from torchbayes.assess.evaluate import unpacked
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_flags, check_kind, check_memory, optional, seen
 from torchbayes.diagnostics import export
 from torchbayes.model.batches.batch import Batch, tensors_of
 from torchbayes.model.layout import broadcasting, matches
 from torchbayes.model.likelihoods.protocol import scored
-from torchbayes.model.model import Model
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
@@ -70,7 +69,7 @@ def to_arviz(
     if draws is None:
         members = posterior.members
         draws = -(-_DRAWS // members) * members if posterior.chain_length is None else posterior.default_draws
-    rows = [] if data is None else [_unpacked(posterior.model, item) for item in batches(posterior.model, data)]
+    rows = [] if data is None else list(unpacked(posterior.model, data))
     if data is not None and not sum(batch.size for batch in rows):
         raise ValueError("`data` is empty: there is no row to predict. Leave it out for weights alone.")
     functions = posterior.functions(draws, seed=seed)
@@ -89,10 +88,6 @@ def to_arviz(
         if rows:
             groups["prior_predictive"] = _targets(drawn, rows, 1, seed=seed, chunk_size=chunk_size)
     return export.from_groups(groups)
-
-
-def _unpacked(model: Model, item: Any) -> Batch:
-    return item if isinstance(item, Batch) else model.unpack(item)
 
 
 def _by_chain(values_SN: Tensor, chains: int) -> Tensor:

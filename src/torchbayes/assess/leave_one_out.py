@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.assess.approximation import Approximating, of_density
-from torchbayes.assess.evaluate import batches
+from torchbayes.assess.evaluate import unpacked
 from torchbayes.assess.sites import left_out
 from torchbayes.calls import explained
 from torchbayes.checks import check_counts, check_kind, check_object, optional, seen
@@ -184,7 +184,7 @@ def loo(
 
 def _rows(model: Model, data: Any) -> list[Batch]:
     """Return the rows in batches."""
-    rows = [model.unpack(item) if not isinstance(item, Batch) else item for item in batches(model, data)]
+    rows = list(unpacked(model, data))
     for batch in rows:
         check_finite(batch.inputs)
     if not sum(batch.size for batch in rows):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.assess.evaluate import batches
+from torchbayes.assess.evaluate import unpacked
 from torchbayes.assess.leave_one_out import LeaveOneOut
 from torchbayes.calls import explained
 from torchbayes.checks import check_counts, check_text, seen
@@ -122,8 +122,7 @@ def _held_out(parts: Sequence[Posterior], data: Any, *, alone: bool, chunk_size:
     """Return log densities of rows, of the members of one part or of each part, (N, K), and weights of rows."""
     drawn = [(part.functions(), part.members) for part in parts]
     model, found = parts[0].model, list[tuple[Tensor, Tensor]]()
-    for item in batches(model, data):
-        batch = item if isinstance(item, Batch) else model.unpack(item)
+    for batch in unpacked(model, data):
         check_finite(batch.inputs)
         each = [_by_member(functions, members, batch, chunk_size) for functions, members in drawn]
         columns = [by_member_MB if alone else _averaged(by_member_MB) for by_member_MB, _ in each]

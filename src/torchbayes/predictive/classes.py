@@ -136,6 +136,15 @@ def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
     return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
 
 
+def check_costs(name: str, costs: Tensor) -> None:
+    """Raise a ValueError if a cost is not finite."""
+    if not costs.isfinite().all():
+        raise ValueError(
+            f"`{name}` holds NaN or infinite values: {int((~costs.isfinite()).sum())} of {costs.numel()}. Forbid an "
+            f"action by a large finite cost."
+        )
+
+
 def decided(probs: Tensor, loss_AK: Any) -> Decision:
     """Return the actions of least expected loss under averaged class probabilities (B, ..., K).
 
@@ -147,10 +156,6 @@ def decided(probs: Tensor, loss_AK: Any) -> Decision:
             f"`loss_AK` must have shape (A, {classes}): a row for each action and a column for each of the {classes} "
             f"classes; got shape {tuple(losses.shape)}."
         )
-    if not losses.isfinite().all():
-        raise ValueError(
-            f"`loss_AK` holds NaN or infinite values: {int((~losses.isfinite()).sum())} of {losses.numel()}. Forbid an "
-            f"action by a large finite loss."
-        )
+    check_costs("loss_AK", losses)
     loss, action = (probs.double() @ losses.T).min(-1)
     return Decision(action, loss.to(probs.dtype))
