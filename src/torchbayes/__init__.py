@@ -82,6 +82,7 @@ _ROOMS = (
     "distillation",
     "experiments",
     "geometry",
+    "inverse",
     "lora",
     "metrics",
     "networks",
