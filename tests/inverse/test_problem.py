@@ -29,7 +29,7 @@ def test_laplace_of_a_linear_problem_is_exact():
     problem, rows, mean, covariance = cases.linear()
     leaf = mean.clone().requires_grad_()
     problem.model.log_joint(leaf, rows, 10).backward()
-    torch.testing.assert_close(leaf.grad, torch.zeros(3, dtype=DOUBLE), atol=1e-10, rtol=0)
+    torch.testing.assert_close(leaf.grad, torch.zeros(3, dtype=DOUBLE), atol=1e-9, rtol=0)
     method = tb.Laplace("dense", prior="model")
     posterior = tb.fit(problem.model, rows, method, start=mean, callbacks=())
     torch.testing.assert_close(posterior.gaussian.mean_MD[0], mean)
@@ -38,13 +38,14 @@ def test_laplace_of_a_linear_problem_is_exact():
 
 def test_hmc_of_a_linear_problem_is_exact():
     problem, rows, mean, covariance = cases.linear()
-    method = tb.HMC(chains=8, steps=260, burn_in=60, trajectory=1.0, step_size=0.1)
+    low, high = torch.linalg.eigvalsh(covariance).sqrt()[[0, -1]].tolist()
+    method = tb.HMC(chains=8, steps=160, burn_in=20, trajectory=1.5 * high, step_size=low, plan="vmap")
     posterior = tb.fit(problem.model, rows, method, start=mean, callbacks=())
-    draws_SD = posterior.sample(1600)
+    draws_SD = posterior.sample(1120)
     sds = covariance.diagonal().sqrt()
-    assert float(((draws_SD.mean(0) - mean) / sds).abs().max()) < 0.15
+    assert float(((draws_SD.mean(0) - mean) / sds).abs().max()) < 0.2
     scaled = draws_SD.T.cov() / sds / sds[:, None]
-    torch.testing.assert_close(scaled, covariance / sds / sds[:, None], atol=0.15, rtol=0)
+    torch.testing.assert_close(scaled, covariance / sds / sds[:, None], atol=0.2, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +70,11 @@ def test_an_unknown_coefficient_by_quadrature(belief, log_prior, low, high):
 
 def test_a_sampler_finds_the_coefficient():
     problem, rows = cases.scalar(distributions.LogNormal(0.3, 0.4))
-    method = tb.HMC(chains=4, steps=300, burn_in=50, trajectory=0.6, step_size=0.1)
+    method = tb.HMC(chains=4, steps=170, burn_in=20, trajectory=0.16, step_size=0.04, plan="vmap")
     found = problem.summary(tb.fit(problem.model, rows, method, callbacks=()))["k"]
     mean, sd = cases.moments(lambda k: -k.log() - 0.5 * ((k.log() - 0.3) / 0.4) ** 2, 0, 6)
     assert abs(found["mean"] - mean) < 0.2 * sd
-    assert abs(found["sd"] / sd - 1) < 0.15
+    assert abs(found["sd"] / sd - 1) < 0.2
     assert found["rhat"] < 1.05
     assert found["low"] < mean < found["high"]
 
@@ -172,16 +173,17 @@ def test_predictions_of_sensors_and_of_what_no_sensor_sees():
     problem, rows, mean, covariance = cases.linear()
     posterior = tb.fit(problem.model, rows, tb.Laplace("dense", prior="model", check_mode=False), start=mean, callbacks=())
     x = torch.linspace(-1, 1, 3, dtype=DOUBLE)
-    drawn = problem.values(posterior, "f", x, draws=4000)
+    drawn = problem.values(posterior, "f", x, draws=400)
     j = torch.arange(1, 4, dtype=DOUBLE)
     design = torch.sin(x[:, None] * j + j) * (2 - j**2)
-    assert drawn.shape == (4000, 3, 1)
-    torch.testing.assert_close(drawn[..., 0].mean(0), design @ mean, atol=0.05, rtol=0)
-    sensors = tb.predict(posterior, problem.at("f", x), draws=4000)
+    assert drawn.shape == (400, 3, 1)
+    torch.testing.assert_close(drawn[..., 0].mean(0), design @ mean, atol=0.15, rtol=0)
+    sensors = tb.predict(posterior, problem.at("f", x), draws=400)
     right = (design @ covariance * design).sum(1) + cases.NOISE_F**2
-    torch.testing.assert_close(sensors.variance[:, 0], right, rtol=0.1, atol=0)
+    torch.testing.assert_close(sensors.variance[:, 0], right, rtol=0.2, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # of fits that are too short
 def test_a_problem_in_single_precision_through_the_usual_methods(tmp_path):
     problem = Problem(
         net(dtype=torch.float32),
@@ -191,8 +193,10 @@ def test_a_problem_in_single_precision_through_the_usual_methods(tmp_path):
     )
     x = torch.linspace(0, 1, 12)
     rows = problem.rows({"u": (x, (-x).exp()), "equation": (x, 0.0)})
-    for method in (tb.MAP(epochs=3), tb.VI(epochs=3, batch_size=8), tb.SGLD(epochs=3), tb.Laplace(prior="model")):
-        posterior = tb.fit(problem.model, rows, method, callbacks=())
+    start = problem.model.given_weights()
+    chain = tb.SGLD(steps=6, burn_in=2, thin=1, step_size=1e-4)
+    for method in (tb.MAP(epochs=3), tb.VI(epochs=3, batch_size=8), chain, tb.Laplace(prior="model")):
+        posterior = tb.fit(problem.model, rows, method, start=start, callbacks=())
         assert problem.summary(posterior)["k"]["mean"] > 0
     again = tb.load(posterior.save(tmp_path / "posterior.safetensors"), problem.model)
     assert problem.summary(again) == problem.summary(posterior)

@@ -89,7 +89,7 @@ class Quantities(nn.Module):
         """Return r with softplus(r) = σ² for every quantity; 0 where nothing is said of its noise."""
         learned = self.noise.values()
         scales = [learned.get(name, self.scales.get(name, 1.0)) for name in self.quantities]
-        variances = torch.stack([torch.as_tensor(scale).to(like) for scale in scales]).square()
+        variances = torch.stack([torch.as_tensor(each, dtype=like.dtype, device=like.device) for each in scales]).square()
         return variances + (-torch.expm1(-variances)).log()
 
 
