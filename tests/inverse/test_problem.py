@@ -8,6 +8,8 @@ from torch import distributions, nn
 
 import torchbayes as tb
 from tests.inverse import cases
+from torchbayes.curvature.discovery import layer_support
+from torchbayes.density.layers.uses import uses
 from torchbayes.inverse import Problem, derivatives
 
 DOUBLE = torch.float64
@@ -246,3 +248,14 @@ def test_observations_that_are_wrong(observations, said):
 def test_problems_that_are_wrong(settings, said):
     with pytest.raises((ValueError, TypeError), match=said):
         decay(**settings)
+
+
+def test_layers_are_not_taken_apart():
+    """Values and derivatives share each draw of the weights, and no layer's rows are those of a batch."""
+    problem = decay()
+    x = torch.linspace(0, 1, 6, dtype=DOUBLE)
+    for observed in ({"u": (x, x)}, {"equation": (x, 0.0)}, {"u": (x, x), "equation": (x[:1], 0.0)}):
+        inputs, _ = problem.rows(observed)
+        assert uses(problem.model.network, inputs) == {}
+        support = layer_support(problem.model, problem.model.given_weights(), inputs)
+        assert set(support.lost) == set(problem.model.layout.names)
