@@ -1,6 +1,7 @@
 """Inverse problems whose posteriors are known."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ class Sines(nn.Module):
 
 
 def linear():
-    """A problem that is linear in its weights, u″ + 2u = f, its rows, and the normal posterior's mean and covariance."""
+    """A problem that is linear in its weights, u″ + 2u = f, its rows, and mean and covariance of its posterior."""
     torch.manual_seed(1)
     problem = Problem(
         nn.Sequential(Sines(), nn.Linear(3, 1, bias=False, dtype=DOUBLE)),
@@ -57,7 +58,7 @@ POINTS = torch.linspace(0.1, 2, 5, dtype=DOUBLE)
 SLOPES = 0.8 * 2 * torch.cos(2 * POINTS) + 0.1 * torch.tensor([1, -1, 0.5, 0.3, -0.4], dtype=DOUBLE)
 
 
-def scalar(belief, noise=0.3):
+def scalar(belief, noise: Any = 0.3):
     """Return a problem whose only unknown is k in k u′ = f, and its rows."""
     problem = Problem(
         Wave(),

@@ -8,11 +8,11 @@ from torch.func import functional_call, vmap
 from torchbayes.inverse import derivatives, gradient, laplacian
 from torchbayes.inverse.derivatives import Field
 
-torch_double = torch.float64
+DOUBLE = torch.float64
 
 
 def points(rows=7, coordinates=1):
-    return torch.randn(rows, coordinates, generator=torch.Generator().manual_seed(3), dtype=torch_double)
+    return torch.randn(rows, coordinates, generator=torch.Generator().manual_seed(3), dtype=DOUBLE)
 
 
 def stack(coordinates=1, outputs=2, activation=nn.Tanh):
@@ -54,7 +54,7 @@ def test_a_polynomial():
 def test_one_tanh_in_closed_form():
     net = nn.Sequential(nn.Linear(1, 1), nn.Tanh()).double()
     x = points()
-    w, b = net[0].weight.item(), net[0].bias.item()
+    w, b = (part.item() for part in net.parameters())
     h = torch.tanh(w * x + b)
     g = 1 - h**2
     expected = [h, w * g, -2 * w**2 * h * g, w**3 * (6 * h**2 - 2) * g, w**4 * (16 * h - 24 * h**3) * g]
@@ -77,7 +77,7 @@ def test_a_linear_network_has_no_second_derivative():
     net, x = nn.Sequential(nn.Linear(2, 3)).double(), points(coordinates=2)
     value, first, second = derivatives(Field(net), x, order=2)
     torch.testing.assert_close(value, net(x))
-    torch.testing.assert_close(first, net[0].weight[:, 0].expand(7, 3))
+    torch.testing.assert_close(first, next(net.parameters())[:, 0].expand(7, 3))
     assert not second.any()
 
 

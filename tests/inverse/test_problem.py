@@ -173,7 +173,9 @@ def test_a_coefficient_that_is_a_function():
 
 def test_predictions_of_sensors_and_of_what_no_sensor_sees():
     problem, rows, mean, covariance = cases.linear()
-    posterior = tb.fit(problem.model, rows, tb.Laplace("dense", prior="model", check_mode=False), start=mean, callbacks=())
+    posterior = tb.fit(
+        problem.model, rows, tb.Laplace("dense", prior="model", check_mode=False), start=mean, callbacks=()
+    )
     x = torch.linspace(-1, 1, 3, dtype=DOUBLE)
     drawn = problem.values(posterior, "f", x, draws=400)
     j = torch.arange(1, 4, dtype=DOUBLE)

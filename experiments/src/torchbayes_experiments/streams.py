@@ -32,5 +32,6 @@ class Purpose(enum.IntEnum):
     TASK_ROWS = 203  # training rows of a task
     SURROGATE_PROBLEM = 207  # weights of a network that is optimised
     SURROGATE_ROUND = 208  # a round of Bayesian optimisation
+    EQUATION = 209  # sensors of a differential equation, and their noise
     BASE_TEXTS = 204  # texts of a language model, their order and which are held out
     ASKED = 205  # questions of a problem, and words of other texts in them

@@ -89,11 +89,10 @@ def coefficient(name: str, belief: Any) -> Coefficient:
     try:
         low, middle = prior.transform(torch.tensor([-1e9, 0.0]))
     except NotImplementedError:
-        raise ValueError(
-            f"`{name}` must be a real number; got {belief}, whose support is {belief.support}."
-        ) from None
+        raise ValueError(f"`{name}` must be a real number; got {belief}, whose support is {belief.support}.") from None
     mean = torch.tensor(univariate.loc)
-    inside = bool(belief.support.check(mean)) and bool(torch.isfinite(prior.transform.inv(mean)))
+    support: Any = belief.support
+    inside = bool(support.check(mean)) and bool(torch.isfinite(prior.transform.inv(mean)))
     start = float(prior.transform.inv(mean if inside else middle))
     return Coefficient(prior, prior.transform, start, univariate.std, float(low) >= 0)
 

@@ -5,9 +5,9 @@ for all orders. With z(t) = Σ_k z_k tᵏ at the inputs of a tanh, h = tanh z an
 
     k h_k = Σ_{j=1..k} j z_j g_{k−j},    g_k = −Σ_{j=0..k} h_j h_{k−j}
 
-(Griewank and Walther 2008, section 13.2), and the derivative of order k is k! times the coefficient. A linear layer acts on
-each coefficient. Any other function is differentiated by nested forward mode (`torch.func.jvp`), whose cost doubles
-with every order.
+(Griewank and Walther 2008, section 13.2), and the derivative of order k is k! times the coefficient. A linear layer
+acts on each coefficient. Any other function is differentiated by nested forward mode (`torch.func.jvp`), whose cost
+doubles with every order.
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ def _nested(function: Function, direction: Tensor, order: int) -> Callable[[Tens
     lower = _nested(function, direction, order - 1)
 
     def raised(points: Tensor) -> tuple[Tensor, ...]:
-        values, tangents = jvp(lower, (points,), (direction,))
+        pair: Any = jvp(lower, (points,), (direction,))
+        values, tangents = pair
         return (*values, tangents[-1])
 
     return raised

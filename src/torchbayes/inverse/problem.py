@@ -10,92 +10,25 @@ data, so keep their number over σ² fixed when it changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor  # no public function says whether a tensor differs between rows of vmap
 
 from torchbayes.checks import as_numbers, check_function, check_kind, check_name, check_positive, is_whole, seen
 from torchbayes.diagnostics import rhat
-from torchbayes.inverse.coefficients import Coefficient, Numbers, coefficient
-from torchbayes.inverse.derivatives import Field, Function
+from torchbayes.inverse.coefficients import Coefficient, coefficient
 from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.model.model import Model
 from torchbayes.model.priors import Normal, PriorLike
 from torchbayes.native.process import undisturbed_methods
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
-
-Quantity = Callable[[Function, Tensor, Mapping[str, Any]], Tensor]
-"""Solution u, points (B, d) and coefficients by name -> values (B,) or (B, K); row b depends on point b alone."""
+from torchbayes.predictive.predict import predict
 
 _MANY = 1000  # draws of coefficients where there are no chains
 _LEAST = 4  # draws of a chain for R-hat
-
-
-class Quantities(nn.Module):
-    """The network of an inverse problem: at each row one quantity, and what makes its noise.
-
-    Its inputs are points (B, d), and for each the number of a quantity and of a column of its values, (B, 2). Its
-    outputs (B, 2) are those of `likelihoods.HeteroscedasticGaussian`.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        quantities: Mapping[str, Quantity],
-        unknown: Mapping[str, Coefficient],
-        fields: Mapping[str, nn.Module],
-        noise: Mapping[str, float | Coefficient],
-    ) -> None:
-        super().__init__()
-        self.network, self.quantities = network, dict(quantities)
-        self.coefficients, self.functions = Numbers(unknown), nn.ModuleDict(fields)
-        self.scales = {name: scale for name, scale in noise.items() if isinstance(scale, float)}
-        self.noise = Numbers({name: scale for name, scale in noise.items() if not isinstance(scale, float)})
-
-    def known(self) -> dict[str, Any]:
-        """Return the coefficients by name: numbers on their own scale, and functions of points."""
-        return {**self.coefficients.values(), **{name: Field(part) for name, part in self.functions.items()}}
-
-    def values(self, name: str, points: Tensor) -> Tensor:
-        """Return a quantity at points, (B, K)."""
-        values = self.quantities[name](Field(self.network), points, self.known())
-        return values.unsqueeze(-1) if values.ndim == 1 else values
-
-    def forward(self, points: Tensor, quantity: Tensor) -> Tensor:
-        """Return value and raw variance of each row, (B, 2)."""
-        which, column = quantity.unbind(-1)
-        found = self._each(points, which, column) if is_batchedtensor(which) else self._sorted(points, which, column)
-        return torch.stack([found, self._raw(found)[which]], dim=-1)
-
-    def _sorted(self, points: Tensor, which: Tensor, column: Tensor) -> Tensor:
-        """Return the value of each row, (B,), from rows of the same quantity together."""
-        order = which.argsort(stable=True)
-        counts = which.bincount(minlength=len(self.quantities)).tolist()
-        parts = zip(self.quantities, points[order].split(counts), column[order].split(counts), strict=True)
-        found = [_column(self.values(name, some), columns) for name, some, columns in parts if len(some)]
-        return torch.cat(found)[order.argsort()]
-
-    def _each(self, points: Tensor, which: Tensor, column: Tensor) -> Tensor:
-        """Return the same where every draw of a `vmap` has rows of its own: all quantities of all rows."""
-        found = [_column(self.values(name, points), column) for name in self.quantities]
-        return torch.stack(found, -1).gather(-1, which.unsqueeze(-1)).squeeze(-1)
-
-    def _raw(self, like: Tensor) -> Tensor:
-        """Return r with softplus(r) = σ² for every quantity; 0 where nothing is said of its noise."""
-        learned = self.noise.values()
-        scales = [learned.get(name, self.scales.get(name, 1.0)) for name in self.quantities]
-        variances = torch.stack([torch.as_tensor(each, dtype=like.dtype, device=like.device) for each in scales]).square()
-        return variances + (-torch.expm1(-variances)).log()
-
-
-def _column(values: Tensor, column: Tensor) -> Tensor:
-    """Return one column of each row; the last where there is none of that number, which another quantity has."""
-    return values.gather(-1, column.clamp(max=values.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
 
 
 @undisturbed_methods
@@ -129,7 +62,7 @@ class Problem:
         *,
         coefficients: Mapping[str, Any] | None = None,
         noise: Mapping[str, Any],
-        prior: PriorLike | Mapping[str, PriorLike] = Normal(),
+        prior: PriorLike | Mapping[str, PriorLike] | None = None,
     ) -> None:
         """Put solution, equations, coefficients and noise together.
 
@@ -143,7 +76,7 @@ class Problem:
                 of points. The quantities find all of them by name in their third argument.
             noise: name of a quantity -> standard deviation of its noise, in its units, or the torch Distribution of an
                 unknown one. Quantities of which nothing is observed need none.
-            prior: of the weights of the networks; or glob -> prior, with names as in `model`.
+            prior: of the weights of the networks, or glob -> prior, with names as in `model`; N(0, 1) if None.
 
         Raises:
             TypeError: if an argument is of another kind.
@@ -153,7 +86,9 @@ class Problem:
         check_kind(nn.Module, "an nn.Module", network=network)
         _check_names("quantities", quantities)
         if not quantities:
-            raise ValueError("`quantities` must name at least one function; got none. Write {'u': lambda u, x, k: u(x)}.")
+            raise ValueError(
+                "`quantities` must name at least one function; got none. Write {'u': lambda u, x, k: u(x)}."
+            )
         for function in quantities.values():
             check_function("functions of u, points and coefficients, by name", quantities=function)
         coefficients = coefficients or {}
@@ -168,13 +103,11 @@ class Problem:
             if name not in fields
         }
         scales = {name: _scale(name, scale) for name, scale in noise.items()}
-        module = Quantities(network, quantities, unknown, fields, scales)
-        like = next(chain(network.parameters(), network.buffers()), torch.zeros(()))
-        for numbers in (module.coefficients, module.noise):
-            numbers.to(like)
+        module = Quantities(network, quantities, unknown=unknown, fields=fields, noise=scales)
         own = {f"coefficients.{name}": each.prior for name, each in unknown.items()}
         own |= {f"noise.{name}": each.prior for name, each in module.noise.beliefs.items()}
-        rules = prior if isinstance(prior, Mapping) else {"*": prior}
+        rules = prior if isinstance(prior, Mapping) else {"*": Normal() if prior is None else prior}
+        rules = rules if module.weighted() else {}
         self.model = Model(module, HeteroscedasticGaussian(floor=0.0), {**own, **rules})
         self._module = module
 
@@ -198,31 +131,31 @@ class Problem:
             raise TypeError(
                 f"`observations` must be a mapping from quantities to (points, values); got {seen(observations)}."
             )
-        inputs, targets = [], []
-        for name, observed in observations.items():
-            self._check_noisy(name)
-            if not isinstance(observed, tuple | list) or len(observed) != 2:
-                raise TypeError(f"`observations` of {name!r} must be a pair (points, values); got {seen(observed)}.")
-            points = self._points(observed[0], f"observations[{name!r}]")
-            width = self._width(name, points)
-            values = as_numbers(f"observations[{name!r}]", observed[1])
-            values = values.unsqueeze(-1) if values.ndim == 1 else values
-            if values.ndim and values.shape != (len(points), width):
-                raise ValueError(
-                    f"`observations` of {name!r} must have values of shape ({len(points)}, {width}), as many as points "
-                    f"and columns; got {tuple(as_numbers(name, observed[1]).shape)}."
-                )
-            values = values.expand(len(points), width)
-            if values.isinf().any():
-                raise ValueError(f"`observations` of {name!r} must be finite, or NaN where missing; got infinite ones.")
-            for column in range(width):
-                there = ~values[:, column].isnan()
-                inputs.append(self._inputs(name, points[there], column))
-                targets.append(values[there, column])
-        together = {key: torch.cat([each[key] for each in inputs]) for key in inputs[0]}
-        if not len(together["points"]):
+        found = [row for name, pair in observations.items() for row in self._observed(name, pair)]
+        inputs = {key: torch.cat([each[key] for each, _ in found]) for key in found[0][0]}
+        if not len(inputs["points"]):
             raise ValueError("`observations` hold no value that was observed; got only NaN.")
-        return together, torch.cat(targets).to(together["points"]).unsqueeze(-1)
+        return inputs, torch.cat([targets for _, targets in found]).to(inputs["points"]).unsqueeze(-1)
+
+    def _observed(self, name: Any, pair: Any) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """Yield inputs and targets of each column of a quantity; errors as of `rows`."""
+        check_noisy(self._module, name)
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(f"`observations` of {name!r} must be a pair (points, values); got {seen(pair)}.")
+        points = as_points(self.model.network, pair[0], f"observations[{name!r}]")
+        width = width_of(self._module, name, points)
+        values = given = as_numbers(f"observations[{name!r}]", pair[1]).to(points.device)
+        values = values.unsqueeze(-1) if values.ndim == 1 else values
+        if values.ndim and values.shape != (len(points), width):
+            raise ValueError(
+                f"`observations` of {name!r} must have values of shape ({len(points)}, {width}), as many as points and "
+                f"columns; got {tuple(given.shape)}."
+            )
+        if values.isinf().any():
+            raise ValueError(f"`observations` of {name!r} must be finite, or NaN where missing; got infinite ones.")
+        for column, observed in enumerate(values.expand(len(points), width).unbind(1)):
+            there = ~observed.isnan()
+            yield inputs_at(self._module, name, points[there], column=column), observed[there]
 
     def at(self, quantity: str, points: Any, *, column: int = 0) -> dict[str, Tensor]:
         """Return inputs at which `predict` says what a sensor would read, its noise included.
@@ -236,12 +169,12 @@ class Problem:
             ValueError: if the name is unknown, its noise was not given, there is no such column, or points do not fit.
             TypeError: if points are no numbers.
         """
-        self._check_noisy(quantity)
-        points = self._points(points, "points")
-        width = self._width(quantity, points)
+        check_noisy(self._module, quantity)
+        points = as_points(self.model.network, points, "points")
+        width = width_of(self._module, quantity, points)
         if not is_whole(column) or not 0 <= column < width:
             raise ValueError(f"`column` must be one of the {width} of {quantity!r}, from 0; got {seen(column)}.")
-        return self._inputs(quantity, points, int(column))
+        return inputs_at(self._module, quantity, points, column=int(column))
 
     def values(
         self, posterior: Posterior | Functions, quantity: str, points: Any, *, draws: int | None = None, seed: int = 0
@@ -252,7 +185,8 @@ class Problem:
             posterior: of `model`, or functions drawn from one.
             quantity: its name; it need not be one that was observed.
             points: (n, d), or (n,) where d is 1.
-            draws: S; the posterior's default if None.
+            draws: S; the default of `predict` if None. That of a Laplace posterior linearises the network, and draws
+                the values at each point by themselves.
             seed: seed of the draws.
 
         Returns:
@@ -262,11 +196,12 @@ class Problem:
             ValueError: if the name is unknown, points do not fit, or draws do not.
             TypeError: if the posterior or the points are of another kind.
         """
-        functions = _functions(posterior, draws, seed)
-        points = self._points(points, "points")
-        width = self._width(quantity, points)
-        columns = [functions(self._inputs(quantity, points, column))[..., 0] for column in range(width)]
-        return torch.stack(columns, dim=-1)
+        _check_posterior(posterior)
+        points = as_points(self.model.network, points, "points")
+        columns = range(width_of(self._module, quantity, points))
+        each = [inputs_at(self._module, quantity, points, column=column) for column in columns]
+        predictives = [predict(posterior, inputs, draws=draws, seed=seed) for inputs in each]
+        return torch.stack([predictive.outputs_SBK[..., 0] for predictive in predictives], dim=-1)
 
     def coefficients(
         self, posterior: Posterior | Functions, *, draws: int | None = None, seed: int = 0
@@ -284,9 +219,10 @@ class Problem:
         """
         if draws is None and isinstance(posterior, Posterior) and posterior.chain_length is None:
             draws = -(-_MANY // posterior.members) * posterior.members
-        weights_SD = _functions(posterior, draws, seed).weights_SD
-        named = self.model.layout.split(weights_SD)
-        return {name: each.transform(named[f"{place}.{key}"]) for name, place, key, each in self._numbers()}
+        _check_posterior(posterior)
+        functions = posterior if isinstance(posterior, Functions) else posterior.functions(draws, seed=seed)
+        named = self.model.layout.split(functions.weights_SD)
+        return {name: each.transform(named[where]) for name, where, each in _unknown(self._module)}
 
     def summary(
         self, posterior: Posterior, *, level: float = 0.95, draws: int | None = None, seed: int = 0
@@ -313,59 +249,22 @@ class Problem:
         if level >= 1:
             raise ValueError(f"`level` must lie between 0 and 1; got {seen(level)}.")
         found = self.coefficients(posterior, draws=draws, seed=seed)
-        sds = {name: each.sd for name, _, _, each in self._numbers()}
+        sds = {name: each.sd for name, _, each in _unknown(self._module)}
         chains = posterior.members if getattr(posterior, "chain_length", None) else 0
         return {name: _numbers(values, chains, level) | {"prior_sd": sds[name]} for name, values in found.items()}
 
-    def _numbers(self) -> list[tuple[str, str, str, Coefficient]]:
-        """Return name, place in the model, key there and belief of every unknown number."""
-        coefficients, noise = self._module.coefficients.beliefs, self._module.noise.beliefs
-        return [
-            *((name, "coefficients", name, each) for name, each in coefficients.items()),
-            *((f"noise.{name}", "noise", name, each) for name, each in noise.items()),
-        ]
 
-    def _check_noisy(self, name: Any) -> None:
-        check_name("quantity", name, self._module.quantities)
-        if name not in self._module.scales and name not in self._module.noise.beliefs:
-            raise ValueError(f"`noise` says nothing of {name!r}, so it is not observed. Give Problem its noise.")
-
-    def _points(self, points: Any, name: str) -> Tensor:
-        """Return points (n, d) on the model's device; errors as of the methods."""
-        points = as_numbers(name, points)
-        points = points.unsqueeze(-1) if points.ndim == 1 else points
-        if points.ndim != 2 or not points.numel():
-            raise ValueError(f"`{name}` must have points of shape (n, d), at least one; got {tuple(points.shape)}.")
-        if not points.isfinite().all():
-            raise ValueError(f"`{name}` must be finite; got {seen(points)}, with NaN or infinite values.")
-        network = self.model.network
-        return points.to(network.device, network.dtype)
-
-    def _inputs(self, name: str, points: Tensor, column: int) -> dict[str, Tensor]:
-        number = [*self._module.quantities].index(name)
-        quantity = torch.tensor([number, column], device=points.device).expand(len(points), 2)
-        return {"points": points, "quantity": quantity}
-
-    @torch.no_grad()
-    def _width(self, name: str, points: Tensor) -> int:
-        """Return K, the columns of a quantity, after a trial at the points; errors as of `rows`."""
-        check_name("quantity", name, self._module.quantities)
-        values, first = self._module.values(name, points), self._module.values(name, points[:1])
-        if values.ndim != 2 or len(values) != len(points):
-            raise ValueError(
-                f"quantity {name!r} must return values (B,) or (B, K) for B = {len(points)} points; got shape "
-                f"{tuple(values.shape)}."
-            )
-        if not values.isfinite().all():
-            raise ValueError(f"quantity {name!r} is not finite at the points, with the network as it was given.")
-        if first.shape != values[:1].shape or not torch.allclose(first, values[:1], rtol=1e-3, atol=1e-5):
-            raise ValueError(f"quantity {name!r} mixes its rows: row b must depend on point b alone.")
-        return values.shape[1]
+def _unknown(module: Quantities) -> list[tuple[str, str, Coefficient]]:
+    """Return name, name in the layout and belief of every unknown number."""
+    coefficients, noise = module.coefficients.beliefs, module.noise.beliefs
+    return [
+        *((name, f"coefficients.{name}", each) for name, each in coefficients.items()),
+        *((f"noise.{name}", f"noise.{name}", each) for name, each in noise.items()),
+    ]
 
 
-def _functions(posterior: Any, draws: int | None, seed: int) -> Functions:
+def _check_posterior(posterior: Any) -> None:
     check_kind((Posterior, Functions), "what `fit` returns", posterior=posterior)
-    return posterior if isinstance(posterior, Functions) else posterior.functions(draws, seed=seed)
 
 
 def _numbers(values_S: Tensor, chains: int, level: float) -> dict[str, float]:

@@ -1,0 +1,141 @@
+"""Quantities: the network of an inverse problem, which gives at each row what one sensor sees there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import (
+    is_batchedtensor,  # no public function says whether a tensor differs between rows of vmap
+)
+
+from torchbayes.checks import as_numbers, check_name
+from torchbayes.inverse.coefficients import Coefficient, Numbers
+from torchbayes.inverse.derivatives import Field, Function
+from torchbayes.model.network import Network
+
+Quantity = Callable[[Function, Tensor, Mapping[str, Any]], Tensor]
+"""Solution u, points (B, d) and coefficients by name -> values (B,) or (B, K); row b depends on point b alone."""
+
+
+class Quantities(nn.Module):
+    """The network of an inverse problem: at each row one quantity, and what makes its noise.
+
+    Its inputs are points (B, d), and for each the number of a quantity and of a column of its values, (B, 2). Its
+    outputs (B, 2) are those of `likelihoods.HeteroscedasticGaussian`.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        quantities: Mapping[str, Quantity],
+        *,
+        unknown: Mapping[str, Coefficient],
+        fields: Mapping[str, nn.Module],
+        noise: Mapping[str, float | Coefficient],
+    ) -> None:
+        super().__init__()
+        self.network, self.quantities = network, dict(quantities)
+        self.coefficients, self.functions = Numbers(unknown), nn.ModuleDict(fields)
+        self.scales = {name: scale for name, scale in noise.items() if isinstance(scale, float)}
+        self.noise = Numbers({name: scale for name, scale in noise.items() if isinstance(scale, Coefficient)})
+        like = next(chain(network.parameters(), network.buffers()), torch.zeros(()))
+        for numbers in (self.coefficients, self.noise):
+            numbers.to(like)
+
+    def weighted(self) -> bool:
+        """Return whether a network has weights, beside the numbers."""
+        return any(part.requires_grad for part in (*self.network.parameters(), *self.functions.parameters()))
+
+    def known(self) -> dict[str, Any]:
+        """Return the coefficients by name: numbers on their own scale, and functions of points."""
+        return {**self.coefficients.values(), **{name: Field(part) for name, part in self.functions.items()}}
+
+    def values(self, name: str, points: Tensor) -> Tensor:
+        """Return a quantity at points, (B, K)."""
+        values = self.quantities[name](Field(self.network), points, self.known())
+        return values.unsqueeze(-1) if values.ndim == 1 else values
+
+    def forward(self, points: Tensor, quantity: Tensor) -> Tensor:
+        """Return value and raw variance of each row, (B, 2)."""
+        which, column = quantity.unbind(-1)
+        found = self._each(points, which, column) if is_batchedtensor(which) else self._sorted(points, which, column)
+        return torch.stack([found, self._raw(found)[which]], dim=-1)
+
+    def _sorted(self, points: Tensor, which: Tensor, column: Tensor) -> Tensor:
+        """Return the value of each row, (B,), from rows of the same quantity together."""
+        order = which.argsort(stable=True)
+        counts = which.bincount(minlength=len(self.quantities)).tolist()
+        parts = zip(self.quantities, points[order].split(counts), column[order].split(counts), strict=True)
+        found = [_column(self.values(name, some), columns) for name, some, columns in parts if len(some)]
+        return torch.cat(found)[order.argsort()]
+
+    def _each(self, points: Tensor, which: Tensor, column: Tensor) -> Tensor:
+        """Return the same where every draw of a `vmap` has rows of its own: all quantities of all rows."""
+        found = [_column(self.values(name, points), column) for name in self.quantities]
+        return torch.stack(found, -1).gather(-1, which.unsqueeze(-1)).squeeze(-1)
+
+    def _raw(self, like: Tensor) -> Tensor:
+        """Return r with softplus(r) = σ² for every quantity; 0 where nothing is said of its noise."""
+        learned = self.noise.values()
+        scales = [learned.get(name, self.scales.get(name, 1.0)) for name in self.quantities]
+        variances = torch.stack([
+            torch.as_tensor(each, dtype=like.dtype, device=like.device) for each in scales
+        ]).square()
+        return variances + (-torch.expm1(-variances)).log()
+
+
+def _column(values: Tensor, column: Tensor) -> Tensor:
+    """Return one column of each row; the last where there is none of that number, which another quantity has."""
+    return values.gather(-1, column.clamp(max=values.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
+
+
+def inputs_at(module: Quantities, name: str, points: Tensor, *, column: int) -> dict[str, Tensor]:
+    """Return the inputs of the network for a column of a quantity at points (n, d)."""
+    number = [*module.quantities].index(name)
+    quantity = torch.tensor([number, column], device=points.device).expand(len(points), 2)
+    return {"points": points, "quantity": quantity}
+
+
+def as_points(network: Network, points: Any, name: str) -> Tensor:
+    """Return points (n, d) on the network's device, in its dtype.
+
+    It raises TypeError if they are no numbers, ValueError if they have another shape, or are not finite.
+    """
+    points = as_numbers(name, points)
+    points = points.unsqueeze(-1) if points.ndim == 1 else points
+    if points.ndim != 2 or not points.numel():
+        raise ValueError(f"`{name}` must have points of shape (n, d), at least one; got {tuple(points.shape)}.")
+    if not points.isfinite().all():
+        raise ValueError(f"`{name}` must have finite points; got NaN or infinite ones.")
+    return points.to(network.device, network.dtype)
+
+
+def check_noisy(module: Quantities, name: Any) -> None:
+    """Raise ValueError if there is no quantity of this name, or nothing is said of its noise."""
+    check_name("quantity", name, module.quantities)
+    if name not in module.scales and name not in module.noise.beliefs:
+        raise ValueError(f"`noise` says nothing of {name!r}, so it is not observed. Give Problem its noise.")
+
+
+@torch.no_grad()
+def width_of(module: Quantities, name: Any, points: Tensor) -> int:
+    """Return K, the columns of a quantity, after a trial at points (n, d).
+
+    It raises ValueError if there is no such quantity, or its values have another shape, are not finite or mix rows.
+    """
+    check_name("quantity", name, module.quantities)
+    values, first = module.values(name, points), module.values(name, points[:1])
+    if values.ndim != 2 or len(values) != len(points):
+        raise ValueError(
+            f"quantity {name!r} must return values (B,) or (B, K) for B = {len(points)} points; got shape "
+            f"{tuple(values.shape)}."
+        )
+    if not values.isfinite().all():
+        raise ValueError(f"quantity {name!r} is not finite at the points, with the network as it was given.")
+    if first.shape != values[:1].shape or not torch.allclose(first, values[:1], rtol=1e-3, atol=1e-5):
+        raise ValueError(f"quantity {name!r} mixes its rows: row b must depend on point b alone.")
+    return values.shape[1]
