@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.checks import as_numbers, check_function, check_kind, check_name, check_positive, is_whole, seen
+from torchbayes.checks import check_function, check_kind, check_name, check_positive, is_whole, seen
 from torchbayes.diagnostics import rhat
 from torchbayes.inverse.coefficients import Coefficient, coefficient
+from torchbayes.inverse.quantities import Quantities, Quantity, as_points, check_noisy, inputs_at, observed, width_of
 from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.model.model import Model
 from torchbayes.model.priors import Normal, PriorLike
@@ -131,31 +132,13 @@ class Problem:
             raise TypeError(
                 f"`observations` must be a mapping from quantities to (points, values); got {seen(observations)}."
             )
-        found = [row for name, pair in observations.items() for row in self._observed(name, pair)]
+        found = [
+            row for name, pair in observations.items() for row in observed(self._module, self.model.network, name, pair)
+        ]
         inputs = {key: torch.cat([each[key] for each, _ in found]) for key in found[0][0]}
         if not len(inputs["points"]):
             raise ValueError("`observations` hold no value that was observed; got only NaN.")
         return inputs, torch.cat([targets for _, targets in found]).to(inputs["points"]).unsqueeze(-1)
-
-    def _observed(self, name: Any, pair: Any) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """Yield inputs and targets of each column of a quantity; errors as of `rows`."""
-        check_noisy(self._module, name)
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise TypeError(f"`observations` of {name!r} must be a pair (points, values); got {seen(pair)}.")
-        points = as_points(self.model.network, pair[0], f"observations[{name!r}]")
-        width = width_of(self._module, name, points)
-        values = given = as_numbers(f"observations[{name!r}]", pair[1]).to(points.device)
-        values = values.unsqueeze(-1) if values.ndim == 1 else values
-        if values.ndim and values.shape != (len(points), width):
-            raise ValueError(
-                f"`observations` of {name!r} must have values of shape ({len(points)}, {width}), as many as points and "
-                f"columns; got {tuple(given.shape)}."
-            )
-        if values.isinf().any():
-            raise ValueError(f"`observations` of {name!r} must be finite, or NaN where missing; got infinite ones.")
-        for column, observed in enumerate(values.expand(len(points), width).unbind(1)):
-            there = ~observed.isnan()
-            yield inputs_at(self._module, name, points[there], column=column), observed[there]
 
     def at(self, quantity: str, points: Any, *, column: int = 0) -> dict[str, Tensor]:
         """Return inputs at which `predict` says what a sensor would read, its noise included.

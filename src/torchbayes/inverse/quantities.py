@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -139,3 +139,24 @@ def width_of(module: Quantities, name: Any, points: Tensor) -> int:
     if first.shape != values[:1].shape or not torch.allclose(first, values[:1], rtol=1e-3, atol=1e-5):
         raise ValueError(f"quantity {name!r} mixes its rows: row b must depend on point b alone.")
     return values.shape[1]
+
+
+def observed(module: Quantities, network: Network, name: Any, pair: Any) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Yield inputs and targets of each column of a quantity from (points, values); errors as of `Problem.rows`."""
+    check_noisy(module, name)
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"`observations` of {name!r} must be a pair (points, values); got {seen(pair)}.")
+    points = as_points(network, pair[0], f"observations[{name!r}]")
+    width = width_of(module, name, points)
+    values = given = as_numbers(f"observations[{name!r}]", pair[1]).to(points.device)
+    values = values.unsqueeze(-1) if values.ndim == 1 else values
+    if values.ndim and values.shape != (len(points), width):
+        raise ValueError(
+            f"`observations` of {name!r} must have values of shape ({len(points)}, {width}), as many as points and "
+            f"columns; got {tuple(given.shape)}."
+        )
+    if values.isinf().any():
+        raise ValueError(f"`observations` of {name!r} must be finite, or NaN where missing; got infinite ones.")
+    for column, of_column in enumerate(values.expand(len(points), width).unbind(1)):
+        there = ~of_column.isnan()
+        yield inputs_at(module, name, points[there], column=column), of_column[there]

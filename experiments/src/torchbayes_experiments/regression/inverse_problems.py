@@ -186,8 +186,8 @@ EXPERIMENT = Experiment(
     claim="Sensors, equations and unknown coefficients as one likelihood: HMC finds the solution and intervals that "
     "hold the coefficients, with a smaller error than mean-field variational inference.",
     source="Yang, Meng and Karniadakis 2021, B-PINNs: Bayesian physics-informed neural networks for forward and "
-    "inverse PDE problems with noisy data; Zou, Meng, Psaros and Karniadakis 2024, NeuralUQ: A comprehensive library for "
-    "uncertainty quantification in neural differential equations and operators",
+    "inverse PDE problems with noisy data; Zou, Meng, Psaros and Karniadakis 2024, NeuralUQ: A comprehensive library "
+    "for uncertainty quantification in neural differential equations and operators",
     expected="Solutions near the truth, coefficients within two standard deviations, and HMC more accurate than mean "
     "field; the papers show their numbers in figures and tables, which are not repeated here.",
     differences="Data are simulated from the equations, with other noise for each seed; the epidemic too, and with "
