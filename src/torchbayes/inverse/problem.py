@@ -54,8 +54,6 @@ class Problem:
             which numbers with constraints are on an unconstrained scale.
     """
 
-    model: Model
-
     def __init__(
         self,
         network: nn.Module,
@@ -132,9 +130,8 @@ class Problem:
             raise TypeError(
                 f"`observations` must be a mapping from quantities to (points, values); got {seen(observations)}."
             )
-        found = [
-            row for name, pair in observations.items() for row in observed(self._module, self.model.network, name, pair)
-        ]
+        module, network = self._module, self.model.network
+        found = [row for name, pair in observations.items() for row in observed(module, name, pair, network=network)]
         inputs = {key: torch.cat([each[key] for each, _ in found]) for key in found[0][0]}
         if not len(inputs["points"]):
             raise ValueError("`observations` hold no value that was observed; got only NaN.")
@@ -221,8 +218,7 @@ class Problem:
             seed: seed of the draws.
 
         Returns:
-            name -> mean, sd, low, high (the central interval), prior_sd (infinite where it is not known), and rhat, NaN
-            where the posterior has no chains, or less than 4 draws of each.
+            name -> mean, sd, low, high, prior_sd (infinite where it is not known), and rhat (NaN without chains).
 
         Raises:
             ValueError: if the level is not between 0 and 1, or draws do not fit.

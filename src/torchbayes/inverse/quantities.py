@@ -12,7 +12,7 @@ from torch._C._functorch import (
     is_batchedtensor,  # no public function says whether a tensor differs between rows of vmap
 )
 
-from torchbayes.checks import as_numbers, check_name
+from torchbayes.checks import as_numbers, check_name, seen
 from torchbayes.inverse.coefficients import Coefficient, Numbers
 from torchbayes.inverse.derivatives import Field, Function
 from torchbayes.model.network import Network
@@ -141,7 +141,9 @@ def width_of(module: Quantities, name: Any, points: Tensor) -> int:
     return values.shape[1]
 
 
-def observed(module: Quantities, network: Network, name: Any, pair: Any) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+def observed(
+    module: Quantities, name: Any, pair: Any, *, network: Network
+) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """Yield inputs and targets of each column of a quantity from (points, values); errors as of `Problem.rows`."""
     check_noisy(module, name)
     if not isinstance(pair, tuple | list) or len(pair) != 2:
