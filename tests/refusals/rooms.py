@@ -11,6 +11,7 @@ from tests.acquisition.refusals import ACQUISITION
 from tests.adapters.refusals import ADAPTERS
 from tests.conformal.refusals import CONFORMAL
 from tests.decisions.refusals import DECISIONS
+from tests.inverse.refusals import INVERSE
 from tests.lora.refusals import LORA
 from tests.methods.adapters.adapted import Adapted
 from tests.refusals import things
@@ -777,6 +778,7 @@ ROOMS = {
     **CALIBRATION,
     **CONFORMAL,
     **DECISIONS,
+    **INVERSE,
     **ACQUISITION,
     **ADAPTERS,
     **LORA,

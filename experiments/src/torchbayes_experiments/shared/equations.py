@@ -154,7 +154,7 @@ def epidemic(hidden: tuple[int, ...], source: Generator) -> Simulated:
         value, slope = derivatives(u, x)
         return slope / 100 - rates(value, spread(x, k)[..., 0], k["gamma"], k["nu"])
 
-    start = torch.tensor([0.01, 0.0, 0.0], dtype=_DOUBLE)
+    start = torch.tensor([0.003, 0.0, 0.0], dtype=_DOUBLE)
     path = _path(lambda day, u: rates(u, rate(day), gamma, nu), start, 160.0, 1600)[::10]
     days = torch.arange(160, dtype=_DOUBLE)
     points = (days / 100)[::4, None]
