@@ -219,6 +219,8 @@ def test_a_problem_in_single_precision_through_the_usual_methods(tmp_path):
         ({"mean": ([0.0, 1.0], [1.0, 1.0])}, "mixes its rows"),
         ({"total": ([0.0, 1.0], 0.0)}, r"shape \(\)|shape \(1,"),
         ({"log": ([-1.0, 1.0], 0.0)}, "not finite"),
+        ({"lost": ([-1.0, 1.0], 0.0)}, "cannot be computed.*KeyError: 'k'"),
+        ({"u": (torch.zeros(2, 3), 0.0)}, "cannot be computed.*shapes"),
     ],
 )
 def test_observations_that_are_wrong(observations, said):
@@ -228,8 +230,9 @@ def test_observations_that_are_wrong(observations, said):
         "mean": lambda u, x, k: u(x).mean().expand(len(x)),
         "total": lambda u, x, k: u(x).sum().view(1, 1, 1),
         "log": lambda u, x, k: x.log(),
+        "lost": lambda u, x, k: k["k"] * u(x),
     }
-    problem = Problem(net(), quantities, noise=dict.fromkeys(("u", "mean", "total", "log"), 0.1))
+    problem = Problem(net(), quantities, noise=dict.fromkeys(("u", "mean", "total", "log", "lost"), 0.1))
     with pytest.raises(ValueError, match=said):
         problem.rows(observations)
 

@@ -125,10 +125,18 @@ def check_noisy(module: Quantities, name: Any) -> None:
 def width_of(module: Quantities, name: Any, points: Tensor) -> int:
     """Return K, the columns of a quantity, after a trial at points (n, d).
 
-    It raises ValueError if there is no such quantity, or its values have another shape, are not finite or mix rows.
+    It raises ValueError if there is no such quantity, it cannot be computed, or its values have another shape, are not
+    finite or mix rows.
     """
     check_name("quantity", name, module.quantities)
-    values, first = module.values(name, points), module.values(name, points[:1])
+    try:
+        values, first = module.values(name, points), module.values(name, points[:1])
+    except (RuntimeError, TypeError, LookupError, AttributeError) as error:
+        known = ", ".join(module.known()) or "none"
+        raise ValueError(
+            f"quantity {name!r} cannot be computed at points of shape {tuple(points.shape)}, with the coefficients "
+            f"{known}: {type(error).__name__}: {error}. It must be a function of u, points and coefficients by name."
+        ) from error
     if values.ndim != 2 or len(values) != len(points):
         raise ValueError(
             f"quantity {name!r} must return values (B,) or (B, K) for B = {len(points)} points; got shape "
