@@ -64,10 +64,10 @@ def too_wide(case: Case) -> list[str]:
     """Return a problem if a Laplace posterior predicts the training rows far worse than its modes do.
 
     Where the log joint density is quadratic, draws lose γ/2 nats on all n targets together, and their average no more
-    than that (MacKay 1992); n targets determine γ ≤ n weights. It loses more where the curvature at the mode says
-    little of the density around it. Weights trained without the prior grow until every row is certain: the curvature
-    there nearly vanishes, and the posterior is as wide as the prior. The predictions are those that users get, such
-    as the closed form of the linearised network.
+    than that (MacKay 1992). It loses more where the curvature at the mode says little of the density around it.
+    Weights trained without the prior grow until every row is certain: the curvature there nearly vanishes, and the
+    posterior is as wide as the prior. The predictions are those that users get, such as the closed form of the
+    linearised network.
     """
     posterior: LaplacePosterior = case.posterior
     if posterior.problems:  # weights that are no mode explain it
@@ -75,9 +75,9 @@ def too_wide(case: Case) -> list[str]:
     batches = case.source.some(_ROWS)
     modes = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
     average, best = (_log_likelihood(p, batches) / num_targets(p.model, batches) for p in (posterior, modes))
-    if best - average <= _LOSS:
-        return []
     allowed = float(posterior.effective_parameters().max()) / 2 / posterior.num_targets
+    if best - average <= max(allowed, _LOSS):
+        return []
     return [
         f"it predicts the training rows far worse than its mode does ({average:.3g} against {best:.3g} nats a target, "
         f"where the quadratic form allows a loss of {allowed:.2g}), {TOO_CAUTIOUS}: the curvature at the mode says "
