@@ -25,13 +25,13 @@ def by_autograd(function, x, *, order, axis):
     """Derivatives of every output by reverse mode, order after order."""
     x = x.clone().requires_grad_()
     values = function(x)
-    found = [values]
+    computed = [values]
     for _ in range(order):
         columns = []
-        for column in found[-1].unbind(1):
+        for column in computed[-1].unbind(1):
             columns.append(torch.autograd.grad(column.sum(), x, create_graph=True)[0][:, axis])
-        found.append(torch.stack(columns, 1))
-    return [each.detach() for each in found]
+        computed.append(torch.stack(columns, 1))
+    return [each.detach() for each in computed]
 
 
 def test_a_polynomial():
@@ -42,8 +42,8 @@ def test_a_polynomial():
         return (y[:, :1] ** 3 * y[:, 1:] ** 2).expand(-1, 1)
 
     expected = [a**3 * b**2, 3 * a**2 * b**2, 6 * a * b**2, 6 * b**2, 0 * a]
-    for found, right in zip(derivatives(cubic, x, order=4), expected, strict=True):
-        torch.testing.assert_close(found[:, 0], right)
+    for computed, right in zip(derivatives(cubic, x, order=4), expected, strict=True):
+        torch.testing.assert_close(computed[:, 0], right)
     torch.testing.assert_close(gradient(cubic, x)[:, 0], torch.stack([3 * a**2 * b**2, 2 * a**3 * b], 1))
     torch.testing.assert_close(laplacian(cubic, x)[:, 0], 6 * a * b**2 + 2 * a**3)
     mixed = derivatives(lambda y: derivatives(cubic, y, axis=1)[1], x)[1]
@@ -54,12 +54,12 @@ def test_a_polynomial():
 def test_one_tanh_in_closed_form():
     net = nn.Sequential(nn.Linear(1, 1), nn.Tanh()).double()
     x = points()
-    w, b = (part.item() for part in net.parameters())
+    w, b = (p.item() for p in net.parameters())
     h = torch.tanh(w * x + b)
     g = 1 - h**2
     expected = [h, w * g, -2 * w**2 * h * g, w**3 * (6 * h**2 - 2) * g, w**4 * (16 * h - 24 * h**3) * g]
-    for found, right in zip(derivatives(Field(net), x, order=4), expected, strict=True):
-        torch.testing.assert_close(found, right)
+    for computed, right in zip(derivatives(Field(net), x, order=4), expected, strict=True):
+        torch.testing.assert_close(computed, right)
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.Softplus])
@@ -68,8 +68,8 @@ def test_networks_against_autograd(activation, axis):
     net, x = stack(2, activation=activation), points(coordinates=2)
     assert Field(net).is_plain == (activation is nn.Tanh)
     expected = by_autograd(net, x, order=3, axis=axis)
-    for found, right in zip(derivatives(Field(net), x, order=3, axis=axis), expected, strict=True):
-        torch.testing.assert_close(found, right)
+    for computed, right in zip(derivatives(Field(net), x, order=3, axis=axis), expected, strict=True):
+        torch.testing.assert_close(computed, right)
     torch.testing.assert_close(Field(net)(x), net(x))
 
 

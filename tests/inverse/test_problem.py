@@ -41,7 +41,7 @@ def test_laplace_of_a_linear_problem_is_exact():
 def test_hmc_of_a_linear_problem_is_exact():
     problem, rows, mean, covariance = cases.linear()
     low, high = torch.linalg.eigvalsh(covariance).sqrt()[[0, -1]].tolist()
-    method = tb.HMC(chains=8, steps=160, burn_in=20, trajectory=1.5 * high, step_size=low, plan="vmap")
+    method = tb.HMC(chains=32, steps=45, burn_in=10, trajectory=1.5 * high, step_size=low, plan="vmap")
     posterior = tb.fit(problem.model, rows, method, start=mean, callbacks=())
     draws_SD = posterior.sample(1120)
     sds = covariance.diagonal().sqrt()
@@ -72,13 +72,13 @@ def test_an_unknown_coefficient_by_quadrature(belief, log_prior, low, high):
 
 def test_a_sampler_finds_the_coefficient():
     problem, rows = cases.scalar(distributions.LogNormal(0.3, 0.4))
-    method = tb.HMC(chains=4, steps=170, burn_in=20, trajectory=0.16, step_size=0.04, plan="vmap")
-    found = problem.summary(tb.fit(problem.model, rows, method, callbacks=()))["k"]
+    method = tb.HMC(chains=16, steps=60, burn_in=10, trajectory=0.16, step_size=0.04, plan="vmap")
+    computed = problem.summary(tb.fit(problem.model, rows, method, callbacks=()))["k"]
     mean, sd = cases.moments(lambda k: -k.log() - 0.5 * ((k.log() - 0.3) / 0.4) ** 2, 0, 6)
-    assert abs(found["mean"] - mean) < 0.2 * sd
-    assert abs(found["sd"] / sd - 1) < 0.2
-    assert found["rhat"] < 1.05
-    assert found["low"] < mean < found["high"]
+    assert abs(computed["mean"] - mean) < 0.2 * sd
+    assert abs(computed["sd"] / sd - 1) < 0.2
+    assert computed["rhat"] < 1.1
+    assert computed["low"] < mean < computed["high"]
 
 
 def test_the_density_of_a_coefficient_is_that_of_its_distribution():
@@ -108,10 +108,10 @@ def test_what_the_rows_do_not_depend_on_keeps_its_prior():
     variances = posterior.gaussian.covariance.dense()[0].diagonal()
     right = 1 / ((2 * cases.POINTS).sin().square().sum() / 0.1**2 + 1)
     torch.testing.assert_close(variances, torch.stack([right, torch.tensor(4.0, dtype=DOUBLE)]))
-    found = problem.summary(posterior, draws=4000)
-    assert found["lost"]["mean"] == pytest.approx(5, abs=0.1)
-    assert found["lost"]["sd"] == pytest.approx(found["lost"]["prior_sd"], rel=0.05)
-    assert found["k"]["sd"] < 0.1 * found["k"]["prior_sd"]
+    computed = problem.summary(posterior, draws=4000)
+    assert computed["lost"]["mean"] == pytest.approx(5, abs=0.1)
+    assert computed["lost"]["sd"] == pytest.approx(computed["lost"]["prior_sd"], rel=0.05)
+    assert computed["k"]["sd"] < 0.1 * computed["k"]["prior_sd"]
 
 
 def test_an_unknown_noise_is_a_number_like_the_others():
@@ -134,10 +134,10 @@ def test_rows_of_every_member_give_the_same():
     order = torch.tensor([[3, 11, 0, 7], [8, 2, 5, 1]])
     batch = tb.Batch({key: each[order] for key, each in inputs.items()}, targets[order])
     for plan in ("loop", "vmap"):
-        found = tb.LogDensity(problem.model, 4, plan=plan)(weights_MD, batch)
+        computed = tb.LogDensity(problem.model, 4, plan=plan)(weights_MD, batch)
         for m in range(2):
             rows = {key: each[order[m]] for key, each in inputs.items()}, targets[order[m]]
-            torch.testing.assert_close(found.log_density[m], problem.model.log_joint(weights_MD[m], rows, 4))
+            torch.testing.assert_close(computed.log_density[m], problem.model.log_joint(weights_MD[m], rows, 4))
 
 
 def test_columns_and_values_that_were_not_observed():
@@ -166,8 +166,8 @@ def test_a_coefficient_that_is_a_function():
     )
     x = torch.linspace(0, 1, 3, dtype=DOUBLE)[:, None]
     assert "functions.conductivity.0.weight" in problem.model.layout.names
-    found = problem.values(tb.Point(problem.model, problem.model.given_weights()[None]), "flux", x)
-    torch.testing.assert_close(found[0], net()(x) * derivatives(net(), x)[1])
+    computed = problem.values(tb.Point(problem.model, problem.model.given_weights()[None]), "flux", x)
+    torch.testing.assert_close(computed[0], net()(x) * derivatives(net(), x)[1])
     assert problem.coefficients(tb.Point(problem.model, problem.model.given_weights()[None])) == {}
 
 
@@ -177,14 +177,14 @@ def test_predictions_of_sensors_and_of_what_no_sensor_sees():
         problem.model, rows, tb.Laplace("dense", prior="model", check_mode=False), start=mean, callbacks=()
     )
     x = torch.linspace(-1, 1, 3, dtype=DOUBLE)
-    drawn = problem.values(posterior, "f", x, draws=400)
+    drawn = problem.values(posterior, "f", x, draws=250)
     j = torch.arange(1, 4, dtype=DOUBLE)
     design = torch.sin(x[:, None] * j + j) * (2 - j**2)
-    assert drawn.shape == (400, 3, 1)
-    torch.testing.assert_close(drawn[..., 0].mean(0), design @ mean, atol=0.15, rtol=0)
-    sensors = tb.predict(posterior, problem.at("f", x), draws=400)
+    assert drawn.shape == (250, 3, 1)
+    torch.testing.assert_close(drawn[..., 0].mean(0), design @ mean, atol=0.2, rtol=0)
+    sensors = tb.predict(posterior, problem.at("f", x), draws=250)
     right = (design @ covariance * design).sum(1) + cases.NOISE_F**2
-    torch.testing.assert_close(sensors.variance[:, 0], right, rtol=0.2, atol=0)
+    torch.testing.assert_close(sensors.variance[:, 0], right, rtol=0.3, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # of fits that are too short

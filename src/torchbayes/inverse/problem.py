@@ -71,7 +71,7 @@ class Problem:
                 (B, K): whatever is observed, or of interest. It is called with rows of other quantities too, so it must
                 be finite at all points.
             coefficients: name -> prior of an unknown number: one of `torchbayes.priors`, or a torch Distribution, whose
-                support is respected, such as `LogNormal(0.0, 1.0)`. Or an nn.Module: a coefficient that is a function
+                support is respected, such as a log-normal. Or an nn.Module: a coefficient that is a function
                 of points. The quantities find all of them by name in their third argument.
             noise: name of a quantity -> standard deviation of its noise, in its units, or the torch Distribution of an
                 unknown one. Quantities of which nothing is observed need none.
@@ -95,19 +95,19 @@ class Problem:
         _check_names("noise", noise)
         for name in noise:
             check_name("quantity in `noise`", name, quantities)
-        fields = {name: part for name, part in coefficients.items() if isinstance(part, nn.Module)}
+        fields = {name: given for name, given in coefficients.items() if isinstance(given, nn.Module)}
         unknown = {
-            name: coefficient(f"coefficients[{name!r}]", part)
-            for name, part in coefficients.items()
+            name: coefficient(f"coefficients[{name!r}]", given)
+            for name, given in coefficients.items()
             if name not in fields
         }
         scales = {name: _scale(name, scale) for name, scale in noise.items()}
         module = Quantities(network, quantities, unknown=unknown, fields=fields, noise=scales)
-        own = {f"coefficients.{name}": each.prior for name, each in unknown.items()}
-        own |= {f"noise.{name}": each.prior for name, each in module.noise.beliefs.items()}
+        beliefs = {f"coefficients.{name}": each.prior for name, each in unknown.items()}
+        beliefs |= {f"noise.{name}": each.prior for name, each in module.noise.beliefs.items()}
         rules = prior if isinstance(prior, Mapping) else {"*": Normal() if prior is None else prior}
         rules = rules if module.weighted() else {}
-        self.model = Model(module, HeteroscedasticGaussian(floor=0.0), {**own, **rules})
+        self.model = Model(module, HeteroscedasticGaussian(floor=0.0), {**beliefs, **rules})
         self._module = module
 
     def rows(self, observations: Mapping[str, tuple[Any, Any]]) -> tuple[dict[str, Tensor], Tensor]:
@@ -131,11 +131,11 @@ class Problem:
                 f"`observations` must be a mapping from quantities to (points, values); got {seen(observations)}."
             )
         module, network = self._module, self.model.network
-        found = [row for name, pair in observations.items() for row in observed(module, name, pair, network=network)]
-        inputs = {key: torch.cat([each[key] for each, _ in found]) for key in found[0][0]}
+        columns = [c for name, pair in observations.items() for c in observed(module, name, pair, network=network)]
+        inputs = {key: torch.cat([each[key] for each, _ in columns]) for key in columns[0][0]}
         if not len(inputs["points"]):
             raise ValueError("`observations` hold no value that was observed; got only NaN.")
-        return inputs, torch.cat([targets for _, targets in found]).to(inputs["points"]).unsqueeze(-1)
+        return inputs, torch.cat([targets for _, targets in columns]).to(inputs["points"]).unsqueeze(-1)
 
     def at(self, quantity: str, points: Any, *, column: int = 0) -> dict[str, Tensor]:
         """Return inputs at which `predict` says what a sensor would read, its noise included.
@@ -227,10 +227,12 @@ class Problem:
         check_positive(level=level)
         if level >= 1:
             raise ValueError(f"`level` must lie between 0 and 1; got {seen(level)}.")
-        found = self.coefficients(posterior, draws=draws, seed=seed)
+        draws_by_name = self.coefficients(posterior, draws=draws, seed=seed)
         sds = {name: each.sd for name, _, each in _unknown(self._module)}
         chains = posterior.members if getattr(posterior, "chain_length", None) else 0
-        return {name: _numbers(values, chains, level) | {"prior_sd": sds[name]} for name, values in found.items()}
+        return {
+            name: _numbers(values, chains, level) | {"prior_sd": sds[name]} for name, values in draws_by_name.items()
+        }
 
 
 def _unknown(module: Quantities) -> list[tuple[str, str, Coefficient]]:
@@ -267,12 +269,14 @@ def _scale(name: str, scale: Any) -> float | Coefficient:
     return belief
 
 
-def _check_names(what: str, named: Any) -> None:
+def _check_names(argument: str, named: Any) -> None:
     """Raise TypeError if something is no mapping by name, ValueError if a name cannot be that of a parameter."""
     if not isinstance(named, Mapping):
-        raise TypeError(f"`{what}` must be a mapping by name; got {seen(named)}.")
+        raise TypeError(f"`{argument}` must be a mapping by name; got {seen(named)}.")
     wrong: Sequence[Any] = [
         name for name in named if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.Module, name)
     ]
     if wrong:
-        raise ValueError(f"`{what}` must have names that Python can use and nn.Module does not; got {seen(wrong[0])}.")
+        raise ValueError(
+            f"`{argument}` must have names that Python can use and nn.Module does not; got {seen(wrong[0])}."
+        )

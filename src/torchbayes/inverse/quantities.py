@@ -48,11 +48,11 @@ class Quantities(nn.Module):
 
     def weighted(self) -> bool:
         """Return whether a network has weights, beside the numbers."""
-        return any(part.requires_grad for part in (*self.network.parameters(), *self.functions.parameters()))
+        return any(weight.requires_grad for weight in (*self.network.parameters(), *self.functions.parameters()))
 
     def known(self) -> dict[str, Any]:
         """Return the coefficients by name: numbers on their own scale, and functions of points."""
-        return {**self.coefficients.values(), **{name: Field(part) for name, part in self.functions.items()}}
+        return {**self.coefficients.values(), **{name: Field(module) for name, module in self.functions.items()}}
 
     def values(self, name: str, points: Tensor) -> Tensor:
         """Return a quantity at points, (B, K)."""
@@ -62,21 +62,22 @@ class Quantities(nn.Module):
     def forward(self, points: Tensor, quantity: Tensor) -> Tensor:
         """Return value and raw variance of each row, (B, 2)."""
         which, column = quantity.unbind(-1)
-        found = self._each(points, which, column) if is_batchedtensor(which) else self._sorted(points, which, column)
-        return torch.stack([found, self._raw(found)[which]], dim=-1)
+        evaluate = self._each if is_batchedtensor(which) else self._sorted
+        values_B = evaluate(points, which, column)
+        return torch.stack([values_B, self._raw(values_B)[which]], dim=-1)
 
     def _sorted(self, points: Tensor, which: Tensor, column: Tensor) -> Tensor:
         """Return the value of each row, (B,), from rows of the same quantity together."""
         order = which.argsort(stable=True)
         counts = which.bincount(minlength=len(self.quantities)).tolist()
-        parts = zip(self.quantities, points[order].split(counts), column[order].split(counts), strict=True)
-        found = [_column(self.values(name, some), columns) for name, some, columns in parts if len(some)]
-        return torch.cat(found)[order.argsort()]
+        groups = zip(self.quantities, points[order].split(counts), column[order].split(counts), strict=True)
+        values = [_column(self.values(name, some), columns) for name, some, columns in groups if len(some)]
+        return torch.cat(values)[order.argsort()]
 
     def _each(self, points: Tensor, which: Tensor, column: Tensor) -> Tensor:
         """Return the same where every draw of a `vmap` has rows of its own: all quantities of all rows."""
-        found = [_column(self.values(name, points), column) for name in self.quantities]
-        return torch.stack(found, -1).gather(-1, which.unsqueeze(-1)).squeeze(-1)
+        values = [_column(self.values(name, points), column) for name in self.quantities]
+        return torch.stack(values, -1).gather(-1, which.unsqueeze(-1)).squeeze(-1)
 
     def _raw(self, like: Tensor) -> Tensor:
         """Return r with softplus(r) = σ² for every quantity; 0 where nothing is said of its noise."""

@@ -54,25 +54,25 @@ def test_paths_solve_their_equations(name):
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 def test_a_tiny_recipe(tmp_path):
-    found = EXPERIMENT.run(TINY, 0, tmp_path)["poisson"]
-    assert set(found) == set(METHODS)
+    computed = EXPERIMENT.run(TINY, 0, tmp_path)["poisson"]
+    assert set(computed) == set(METHODS)
     for method in METHODS:
-        numbers = found[method]
+        numbers = computed[method]
         assert numbers["k away"] == pytest.approx(abs(numbers["k mean"] - 0.7) / numbers["k sd"])
         assert ("k rhat" in numbers) == (method == "nuts")
         assert 0 <= numbers["coverage of u"] <= 1
         assert numbers["error of u"] > 0
-    assert EXPERIMENT.run(TINY, 0, tmp_path)["poisson"] == found
+    assert EXPERIMENT.run(TINY, 0, tmp_path)["poisson"] == computed
 
 
 def made_up(seed, *, nuts=0.1, vi=0.3, away=1.0, rhat=1.01):
     noise = 0.001 * float(np.random.default_rng(seed).normal())
     common = {"k mean": 0.7, "k sd": 0.1, "k away": away + noise, "coverage of u": 1.0}
     errors = {"nuts": nuts, "vi": vi, "laplace": 0.2, "map": 0.2}
-    found = {method: {"error of u": error + noise, **common} for method, error in errors.items()}
-    found["vi"]["error of u"] += 10 * noise
-    found["nuts"] |= {"k rhat": rhat + noise, "rhat of u": 1.0}
-    return {"poisson": found}
+    computed = {method: {"error of u": error + noise, **common} for method, error in errors.items()}
+    computed["vi"]["error of u"] += 10 * noise
+    computed["nuts"] |= {"k rhat": rhat + noise, "rhat of u": 1.0}
+    return {"poisson": computed}
 
 
 def test_verdicts():

@@ -86,23 +86,23 @@ def solved(recipe: InverseRecipe, name: str, *, seed: int) -> dict[str, Any]:
 
 def judged(recipe: InverseRecipe, simulated: Simulated, posterior: tb.Posterior) -> dict[str, Any]:
     """Return the numbers of a posterior: of the solution at the points, and of each coefficient."""
-    found: dict[str, Any] = {}
+    numbers_by_metric: dict[str, Any] = {}
     draws = min(recipe.draws, posterior.default_draws) if posterior.chain_length else None
     for name, truth in simulated.truth.items():
         values_SNK = simulated.problem.values(posterior, name, simulated.points, draws=draws).double()
         mean, sd = values_SNK.mean(0), values_SNK.std(0, correction=0)
-        found[f"error of {name}"] = float((mean - truth).norm() / truth.norm())
-        found[f"coverage of {name}"] = float(((mean - truth).abs() <= 2 * sd).double().mean())
+        numbers_by_metric[f"error of {name}"] = float((mean - truth).norm() / truth.norm())
+        numbers_by_metric[f"coverage of {name}"] = float(((mean - truth).abs() <= 2 * sd).double().mean())
         if posterior.chain_length:
             by_chain = values_SNK.unflatten(0, (-1, posterior.members)).transpose(0, 1)
-            found[f"rhat of {name}"] = float(rhat(by_chain).max())
+            numbers_by_metric[f"rhat of {name}"] = float(rhat(by_chain).max())
     for name, numbers in simulated.problem.summary(posterior).items():
         away = abs(numbers["mean"] - simulated.coefficients[name])
-        found[f"{name} mean"], found[f"{name} sd"] = numbers["mean"], numbers["sd"]
-        found[f"{name} away"] = away / max(numbers["sd"], 1e-12)
+        numbers_by_metric[f"{name} mean"], numbers_by_metric[f"{name} sd"] = numbers["mean"], numbers["sd"]
+        numbers_by_metric[f"{name} away"] = away / max(numbers["sd"], 1e-12)
         if posterior.chain_length:
-            found[f"{name} rhat"] = numbers["rhat"]
-    return found
+            numbers_by_metric[f"{name} rhat"] = numbers["rhat"]
+    return numbers_by_metric
 
 
 def summarise(results: Results) -> Findings:
@@ -126,15 +126,15 @@ def summarise(results: Results) -> Findings:
 
 def _tables(rows: Rows) -> Iterator[Table]:
     labels = LABELS | PLACES
-    for what, caption in (("error of", "Relative error ‖ū − u‖/‖u‖"), ("coverage of", "Share of points within 2 sd")):
-        kept = [metric for metric in rows.names("metric") if metric.startswith(what)]
+    for start, caption in (("error of", "Relative error ‖ū − u‖/‖u‖"), ("coverage of", "Share of points within 2 sd")):
+        kept = [metric for metric in rows.names("metric") if metric.startswith(start)]
         yield pivot(
             rows.where(metric=kept),
             ("case", "metric"),
             "method",
             keep=LABELS,
             labels=labels,
-            better="low" if what == "error of" else None,
+            better="low" if start == "error of" else None,
             caption=f"{caption}: mean over seeds ± standard error.",
         )
     numbers = [m for m in rows.names("metric") if m.split(" ")[-1] in {"mean", "sd", "away"}]
@@ -164,8 +164,8 @@ _TRUTH = {"k": 0.7, "a": 1.0, "b": 1.0, "k1": 1.5, "k2": 0.25, "gamma": 0.025, "
 
 def _true(_: str, metric: str) -> float | None:
     """Return the true coefficient beside its mean."""
-    name, _, what = metric.rpartition(" ")
-    return _TRUTH.get(name) if what == "mean" else None
+    name, _, moment = metric.rpartition(" ")
+    return _TRUTH.get(name) if moment == "mean" else None
 
 
 def _pictures(errors: Rows) -> Iterator[Picture]:

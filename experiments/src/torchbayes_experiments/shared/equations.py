@@ -45,7 +45,7 @@ def perceptron(inputs: int, outputs: int, hidden: tuple[int, ...]) -> nn.Sequent
     """Return a stack of linear layers and tanh."""
     sizes = [inputs, *hidden, outputs]
     layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
-    return nn.Sequential(*[part for layer in layers for part in (layer, nn.Tanh())][:-1])
+    return nn.Sequential(*[module for layer in layers for module in (layer, nn.Tanh())][:-1])
 
 
 def poisson(hidden: tuple[int, ...], source: Generator) -> Simulated:
