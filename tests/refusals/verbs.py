@@ -98,7 +98,7 @@ def _stream(**options: Any) -> None:
 
 _SCALED = {"prior_scale": maybe(POSITIVE)}
 _POSTERIORS: dict[str, str] = dict.fromkeys(
-    ("buffers_M", "statistics_known", "calibration", "problems"), "set by `fit`"
+    ("buffers_M", "statistics_known", "calibration", "problems", "sample_stats"), "set by `fit`"
 )
 
 VERBS = {
@@ -409,7 +409,9 @@ VERBS = {
             "shares": (*OBJECT, (), ((1.0,),), ((0.5, NAN),), ((0.6, 0.6),), ((1.5, -0.5),)),
             "names": (None, "text", 3, NAN, ["a"]),
         },
-        dict.fromkeys(("buffers_M", "statistics_known", "calibration", "problems"), "as of every posterior"),
+        dict.fromkeys(_POSTERIORS, "as of every posterior"),
+            ("buffers_M", "statistics_known", "calibration", "problems", "sample_stats"), "as of every posterior"
+        ),
         named={"parts": ("`parts`", "`parts[", "`shares`")},
     ),
     "uncertainty": Case(tb.uncertainty, _predict, _prediction(inputs=_INPUTS)),

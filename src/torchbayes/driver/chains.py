@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from torchbayes.diagnostics import Summary, summary
+from torchbayes.diagnostics.export import in_arviz
+from torchbayes.driver.log import History
 from torchbayes.methods.protocol import Method
 from torchbayes.model.parameters import Parameters
 
@@ -22,16 +24,6 @@ _QUANTILES = {"q5": 0.05, "q50": 0.5, "q95": 0.95}
 _HEADS = {"q5": "5 %", "q50": "50 %", "q95": "95 %", "ess_bulk": "bulk ESS", "ess_tail": "tail ESS", "rhat": "R-hat"}
 _FORMATS = {"ess_bulk": ".0f", "ess_tail": ".0f", "rhat": ".3f"}
 _SHOWN = 20  # quantities that are printed
-# Numbers of a step -> their name in arviz, and whether they are flags.
-_IN_ARVIZ = {
-    "log_density": ("lp", False),
-    "energy": ("energy", False),
-    "acceptance": ("acceptance_rate", False),
-    "step_size": ("step_size", False),
-    "gradients": ("n_steps", False),
-    "divergent": ("diverging", True),
-    "saturated": ("reached_max_treedepth", True),
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,12 +93,7 @@ class Chains:
 
     def sample_stats(self) -> dict[str, Tensor]:
         """Return what the step before each draw reported, by the names of arviz, each (M, S)."""
-        at_S, stats = self.steps_S - 1, {}
-        for name, (known_as, is_flag) in _IN_ARVIZ.items():
-            if name in self.numbers:
-                values_MS = self.numbers[name][:, at_S]
-                stats[known_as] = values_MS > 0 if is_flag else values_MS
-        return stats
+        return in_arviz({name: values[:, self.steps_S - 1] for name, values in self.numbers.items()})
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Return the numbers of the table for every quantity.
@@ -154,6 +141,20 @@ class Interrupted(KeyboardInterrupt):
             f"after {chains.state.step:,} of {total:,} steps, before the first draw; `resume` its `chains`"
         )
         self.chains = chains
+
+
+def with_reports(posterior: Any, history: History, *, within: int) -> Any:
+    """Return draws of chains with what their sampler reported of each, from the log; other posteriors as they are.
+
+    A line of the log covers `within` steps.
+    """
+    if posterior.sample_stats is None:
+        return posterior
+    steps_MS = posterior.sample_stats["step"]
+    numbers = history.at(steps_MS[0], within=within)
+    # a column that holds only NaN is that of another phase of the run
+    numbers = {name: values for name, values in numbers.items() if not values.isnan().all()}
+    return replace(posterior, sample_stats={**in_arviz(numbers), "step": steps_MS})
 
 
 def judged(values: Tensor) -> Summary:

@@ -69,6 +69,21 @@ class History:
         columns = {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items()}
         return {name: column.view(-1, self._members)[steps > after].T for name, column in columns.items()}
 
+    def at(self, steps_S: Tensor, *, within: int) -> dict[str, Tensor]:
+        """Return the numbers of the lines that cover some steps, by name, each float64 (M, S).
+
+        The line of a step is the first at or after it, less than `within` steps later: the steps of an epoch. Where
+        it was lost, numbers are NaN.
+        """
+        ends = torch.tensor(self._steps)
+        columns = self.columns(after=-1)
+        if not columns:
+            return {}
+        line_S = torch.searchsorted(ends, steps_S).clamp(max=len(ends) - 1)
+        later_S = ends[line_S] - steps_S
+        known_S = (later_S >= 0) & (later_S < within)
+        return {name: torch.where(known_S, column_MR[:, line_S], math.nan) for name, column_MR in columns.items()}
+
     def first(self, name: str, after: int = 0) -> str:
         """Return the first text of a name after a step; empty if there is none."""
         return next((text for step, key, text in self._texts if key == name and step > after), "")
