@@ -17,6 +17,7 @@ from tests.refusals.nonsense import (
     FLAG,
     FUNCTION,
     MAPPING,
+    NAMED,
     NAN,
     OBJECT,
     PATH,
@@ -410,9 +411,13 @@ VERBS = {
             "names": (None, "text", 3, NAN, ["a"]),
         },
         dict.fromkeys(_POSTERIORS, "as of every posterior"),
-            ("buffers_M", "statistics_known", "calibration", "problems", "sample_stats"), "as of every posterior"
-        ),
         named={"parts": ("`parts`", "`parts[", "`shares`")},
+    ),
+    "Tracker": Case(
+        tb.Tracker,
+        lambda: {"tracker": print},
+        {"tracker": OBJECT, "name": NAMED},
+        named={"name": ("`name`",)},
     ),
     "uncertainty": Case(tb.uncertainty, _predict, _prediction(inputs=_INPUTS)),
     "detection": Case(

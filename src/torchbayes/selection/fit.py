@@ -126,7 +126,7 @@ def fit(
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
             None shows a progress bar on a terminal, elsewhere a line after each tenth of the run, on standard
             error, and the same for the trial runs in which held-out rows choose settings; an empty tuple shows
-            nothing.
+            nothing. A list shows the bar if it holds `tb.Progress()`.
         ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
             result is that of one process to rounding. The first of them writes, and calls the callbacks with the
             state of its own members; all of them must see the directory.
