@@ -173,7 +173,7 @@ def test_a_folder_runs_no_code(folder: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_folders_of_other_things_are_refused(posterior: Any, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="differs|shape|layout"):
+    with pytest.raises(ValueError, match=r"differs|shape|layout"):
         tb.hub.load(folder, model(outputs=3))
     with pytest.raises(FileNotFoundError, match=r"posterior\.safetensors"):
         tb.hub.load(tmp_path, model())

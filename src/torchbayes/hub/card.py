@@ -99,7 +99,10 @@ def _metrics(evaluation: Evaluation, dataset: str) -> list[str]:
         (name, f"{value:.4g}", "{:.4g} to {:.4g}".format(*intervals[name]) if name in intervals else "")
         for name, value in evaluation.metrics.items()
     ]
-    return [f"## Metrics\n\nOf the model average on {count:,} rows of {dataset}.", _table(("metric", "value", "95 % interval"), rows)]
+    return [
+        f"## Metrics\n\nOf the model average on {count:,} rows of {dataset}.",
+        _table(("metric", "value", "95 % interval"), rows),
+    ]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
