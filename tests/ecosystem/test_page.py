@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "ecosystem.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python([^\n]*)\n(.*?)```", TEXT, re.DOTALL)
 CODE = [code for title, code in BLOCKS if "title=" not in title]
-TOOLS = ("torch.utils.tensorboard", "mlflow", "wandb", "optuna", "hydra", "skorch")
-PACKAGES = {"torch.utils.tensorboard": "tensorboard"}
 
 
 def with_word(word: str) -> str:
@@ -38,7 +36,7 @@ def names() -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),
@@ -49,7 +47,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    yield
 
 
 def run(code: str, scope: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +61,8 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 
 def test_every_block_is_run_here() -> None:
     words = ("SummaryWriter", "import mlflow", "import wandb", "def show", "import optuna", "NeuralNet", "GridSearchCV")
-    assert sorted([CODE[0], *map(with_word, (*words, "module.compile", "tb.hub.save", "to_arviz"))]) == sorted(CODE)
+    words = (*words, "module.compile", "import arviz", "tb.hub.save")
+    assert sorted([CODE[0], *map(with_word, words)]) == sorted(CODE)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -95,13 +93,6 @@ def test_optuna_searches_and_prunes(names: dict[str, Any]) -> None:
     assert again == pytest.approx(study.best_value)
 
 
-class Worst:
-    """A pruner that ends every trial at once."""
-
-    def prune(self, study: Any, trial: Any) -> bool:
-        return True
-
-
 @needs("optuna")
 @pytest.mark.filterwarnings("ignore")
 def test_a_pruned_trial_ends_after_an_epoch(names: dict[str, Any]) -> None:
@@ -110,10 +101,11 @@ def test_a_pruned_trial_ends_after_an_epoch(names: dict[str, Any]) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     objective = run(with_word("import optuna"), dict(names))["objective"]
 
-    class All(Worst, optuna.pruners.BasePruner):
-        pass
+    class Every(optuna.pruners.BasePruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            return True
 
-    study = optuna.create_study(pruner=All())
+    study = optuna.create_study(pruner=Every())
     study.optimize(objective, n_trials=1)
     (trial,) = study.trials
     assert trial.state == optuna.trial.TrialState.PRUNED
@@ -141,8 +133,6 @@ def test_laplace_begins_where_skorch_ended(names: dict[str, Any]) -> None:
     torch.testing.assert_close(found["laplace"].mean_MD[0], weights)
     with pytest.raises(TypeError, match=r"got an object of type NeuralNetClassifier\. Give its `module_`"):
         tb.Model(found["net"], found["likelihood"])
-    clone = found["NeuralNetClassifier"](found["make_network"], criterion=found["nn"].CrossEntropyLoss)
-    assert clone.module is found["make_network"]
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
@@ -151,3 +141,34 @@ def test_a_search_over_network_and_method(names: dict[str, Any]) -> None:
     assert set(search.best_params_) == {"network__width", "method__optimizer__lr"}
     width = search.best_params_["network__width"]
     assert search.best_estimator_.posterior_.model.layout.shapes["0.weight"][0] == width
+
+
+@needs("arviz")
+@pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping", "ignore::torchbayes.ProblemWarning")
+@pytest.mark.filterwarnings("ignore:.*effective sample size.*", "ignore:Estimated shape parameter")
+def test_arviz_plots_and_compares(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    import matplotlib.pyplot as plt
+
+    tree = run(with_word("import arviz"), dict(names))["tree"]
+    groups = re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE)
+    assert {group for row in groups for group in re.findall(r"`(\w+)`", row)} == {*tree.groups()}
+    (stats,) = re.findall(r"\| `sample_stats` \| (.*) \|", TEXT)
+    assert {*re.findall(r"`(\w+)`", stats)} <= {*tree.sample_stats}
+    assert "elpd_loo" in capsys.readouterr().out
+    plt.close("all")
+
+
+def test_the_hub_and_callbacks_and_compiled_modules(
+    names: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    scope = run(with_word("def show"), dict(names))
+    run(with_word("tb.hub.save"), scope)
+    said = capsys.readouterr().out
+    assert "fit/nll/mean" in said
+    assert said.endswith("README.md config.json posterior.safetensors\nTrue\n")
+    run(with_word("module.compile"), scope)
+    inputs = scope["inputs"][:7]
+    expected = tb.predict(scope["posterior"], inputs, draws=10).probs
+    for compiled in (scope["module"], scope["whole"]):
+        torch.testing.assert_close(compiled(inputs)["probs"], expected)

@@ -33,7 +33,7 @@ MODULES: dict[str, Any] = {}
 _Kind = TypeVar("_Kind", bound=Any)
 
 _MASKED = (
-    "a network with dropout can be exported or compiled if its masks are a part of the weights, and here they are not: "
+    "a network with dropout can be exported if its masks are a part of the weights, and here they are not: "
     "an nn.Sequential whose nn.Dropout layers stand right beside linear layers. Use the module as it is."
 )
 
