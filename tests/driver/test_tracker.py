@@ -4,6 +4,7 @@ import io
 import math
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +155,14 @@ def test_tensorboard_reads_them(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         from torch.utils.tensorboard import SummaryWriter
+
+        reading: Any = import_module("tensorboard.backend.event_processing.event_accumulator")
     with SummaryWriter(tmp_path) as writer:
         tracker = tb.Tracker(writer)
         posterior, lines = fitted(tracker)
         tracker.log(evaluation := tb.evaluate(posterior, DATA))
-    read = EventAccumulator(str(tmp_path)).Reload()
+    read = reading.EventAccumulator(str(tmp_path)).Reload()
     found = [(event.step, event.value) for event in read.Scalars("fit/nll/1")]
     assert found == [(line["step"], pytest.approx(line["nll"][1])) for line in lines]
     assert read.Scalars("test/nll")[0].value == pytest.approx(evaluation.metrics["nll"])

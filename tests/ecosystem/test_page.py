@@ -79,11 +79,9 @@ def test_trackers(word: str, left: str, names: dict[str, Any], tmp_path: Path) -
     assert len([*tmp_path.glob(left)]) == 1
 
 
-@needs("optuna")
 @pytest.mark.filterwarnings("ignore")
 def test_optuna_searches_and_prunes(names: dict[str, Any]) -> None:
-    import optuna
-
+    optuna: Any = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     found = run(with_word("import optuna"), dict(names))
     study, objective = found["study"], found["objective"]
@@ -93,11 +91,9 @@ def test_optuna_searches_and_prunes(names: dict[str, Any]) -> None:
     assert again == pytest.approx(study.best_value)
 
 
-@needs("optuna")
 @pytest.mark.filterwarnings("ignore")
 def test_a_pruned_trial_ends_after_an_epoch(names: dict[str, Any]) -> None:
-    import optuna
-
+    optuna: Any = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     objective = run(with_word("import optuna"), dict(names))["objective"]
 
