@@ -17,7 +17,7 @@ import torchbayes as tb
 
 PAGE = Path(__file__).parents[2] / "docs" / "ecosystem.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python([^\n]*)\n(.*?)```", TEXT, re.DOTALL)
+BLOCKS = re.findall(r"```python3?([^\n]*)\n(.*?)```", TEXT, re.DOTALL)
 CODE = [code for title, code in BLOCKS if "title=" not in title]
 
 

@@ -46,7 +46,7 @@ class Tracker:
 
         Args:
             tracker: a `SummaryWriter`; the module `mlflow`, or what else has `log_metrics(numbers, step=)`, such as a
-                logger of Lightning; a run of `wandb.init()`, or the module; or a function of numbers and step.
+                logger of Lightning; a run of Weights & Biases, or its module; or a function of numbers and step.
             name: first part of the names of all numbers.
 
         Raises:

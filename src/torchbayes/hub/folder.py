@@ -95,7 +95,7 @@ def push(
         repository: such as "me/digits-swag"; made if there is none.
         private: whether a new repository is private.
         message: of the commit.
-        api: a `huggingface_hub.HfApi`, with a token and endpoint of yours; the usual one if None.
+        api: an HfApi of huggingface_hub, with a token and endpoint of yours; the usual one if None.
 
     Returns:
         The address of the repository.
@@ -140,7 +140,7 @@ def load(
         model: as for `torchbayes.load`.
         revision: branch, tag or commit of a repository; pin a commit where you do not trust its owner.
         calibration: as for `torchbayes.load`.
-        api: a `huggingface_hub.HfApi`, with a token and endpoint of yours; the usual one if None.
+        api: an HfApi of huggingface_hub, with a token and endpoint of yours; the usual one if None.
 
     Returns:
         The posterior, on the model's device.
