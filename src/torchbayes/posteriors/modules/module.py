@@ -147,8 +147,8 @@ class ModelAverage(PredictiveModule):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the network in place, once for all draws, by `torch.compile` with these arguments.
 
-        `torch.compile(module)` makes one graph of all S networks instead: it takes longer to compile, for large networks
-        too long, and is faster where they are small.
+        `torch.compile(module)` makes one graph of all S networks instead: it takes longer to compile, for large ones
+        too long, and is faster where networks are small.
 
         Args:
             *args: as of `torch.compile`.
