@@ -14,7 +14,6 @@ from torch import Tensor
 
 from torchbayes.diagnostics import Summary, summary
 from torchbayes.diagnostics.export import in_arviz
-from torchbayes.driver.log import History
 from torchbayes.methods.protocol import Method
 from torchbayes.model.parameters import Parameters
 
@@ -141,20 +140,6 @@ class Interrupted(KeyboardInterrupt):
             f"after {chains.state.step:,} of {total:,} steps, before the first draw; `resume` its `chains`"
         )
         self.chains = chains
-
-
-def with_reports(posterior: Any, history: History, *, within: int) -> Any:
-    """Return draws of chains with what their sampler reported of each, from the log; other posteriors as they are.
-
-    A line of the log covers `within` steps.
-    """
-    if posterior.sample_stats is None:
-        return posterior
-    steps_MS = posterior.sample_stats["step"]
-    numbers = history.at(steps_MS[0], within=within)
-    # a column that holds only NaN is that of another phase of the run
-    numbers = {name: values for name, values in numbers.items() if not values.isnan().all()}
-    return replace(posterior, sample_stats={**in_arviz(numbers), "step": steps_MS})
 
 
 def judged(values: Tensor) -> Summary:

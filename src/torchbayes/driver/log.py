@@ -12,12 +12,14 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchbayes.diagnostics.export import in_arviz
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import CHECKPOINT, advice, read_header, run_of, sealed, unsealed, write_whole
 from torchbayes.posteriors.locks import FileWarning, open_own, shorten
@@ -87,6 +89,20 @@ class History:
     def first(self, name: str, after: int = 0) -> str:
         """Return the first text of a name after a step; empty if there is none."""
         return next((text for step, key, text in self._texts if key == name and step > after), "")
+
+
+def with_reports(posterior: Any, history: History, *, within: int) -> Any:
+    """Return draws of chains with what their sampler reported of each, from the log; other posteriors as they are.
+
+    A line of the log covers `within` steps.
+    """
+    if posterior.sample_stats is None:
+        return posterior
+    steps_MS = posterior.sample_stats["step"]
+    numbers = history.at(steps_MS[0], within=within)
+    # a column that holds only NaN is that of another phase of the run
+    numbers = {name: values for name, values in numbers.items() if not values.isnan().all()}
+    return replace(posterior, sample_stats={**in_arviz(numbers), "step": steps_MS})
 
 
 def append(path: Path, record: Mapping[str, Any], run: str) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed
 from torchbayes.density.ranks import Ranks
-from torchbayes.driver.chains import with_reports
 from torchbayes.driver.checks import check_fit, check_run, check_shares, check_size
+from torchbayes.driver.log import with_reports
 from torchbayes.driver.loop import run_to_end
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import density_of, informed, rows_of
