@@ -182,6 +182,8 @@ def test_folders_of_other_things_are_refused(posterior: Any, folder: Path, tmp_p
             tb.hub.load(nowhere, model(), api=Hub(tmp_path))
     with pytest.raises(FileExistsError, match=r"already holds posterior\.safetensors, config\.json, README\.md"):
         tb.hub.save(posterior, folder)
+    with pytest.raises(FileExistsError, match="is a file"):
+        tb.hub.save(posterior, folder / "README.md")
     with pytest.raises(ValueError, match="`dataset` must name the data"):
         tb.hub.save(posterior, tmp_path / "b", evaluation=tb.evaluate(posterior, DATA))
     assert not (tmp_path / "b").exists()

@@ -53,7 +53,7 @@ def save(
         The folder.
 
     Raises:
-        FileExistsError: if it holds one of these files.
+        FileExistsError: if it holds one of these files, or is a file.
         ValueError: if there is an evaluation and no name of its data.
         OSError: if it cannot be written to.
     """
@@ -64,6 +64,8 @@ def save(
     if evaluation is not None and not dataset:
         raise ValueError("`dataset` must name the data of the evaluation, for the card; got ''.")
     path = full_path(folder)
+    if path.is_file():
+        raise FileExistsError(f"`folder` must be a folder, new or without these files; {path} is a file.")
     taken = [name for name in FILES if (path / name).exists()]
     if taken:
         raise FileExistsError(f"{path} already holds {', '.join(taken)}. Give another folder, or move these away.")
