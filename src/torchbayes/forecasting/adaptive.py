@@ -110,13 +110,7 @@ class AdaptiveIntervals:
             given = {n: tuple(v) if isinstance(v, list) else v for n, v in state["rule"].items() if n != "name"}
             rule = RULES[state["rule"]["name"]](**given) if rule is None else rule
             made = cls(state["horizon"], coverage=state["coverage"], rule=rule)
-            made.states = [
-                RuleState(**{
-                    n: _array(v) if n.endswith(("_N", "_K")) else float(v) if n != "count" else int(v)
-                    for n, v in each.items()
-                })
-                for each in state["states"]
-            ]
+            made.states = [_state_of(each) for each in state["states"]]
             made._pending = [(p["age"], _array(p["ends"]), _array(p["thresholds"])) for p in state["pending"]]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"`state` must be what `state()` returned; it lacks {error}.") from error
@@ -129,3 +123,8 @@ def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 def _array(values: Any) -> np.ndarray:
     return np.array(values, dtype=np.float64)
+
+
+def _state_of(entries: Mapping[str, Any]) -> RuleState:
+    values: Any = {name: _array(value) if isinstance(value, list) else value for name, value in entries.items()}
+    return RuleState(**values)

@@ -143,7 +143,7 @@ def backtest(
     start = max(len(data) - len(data) // _SHARE, 1) if start is None else start
     if start + horizon > len(data):
         raise ValueError(
-            f"`start` must leave the {horizon} values of a forecast; got {start:,} of {len(data):,} values. Start sooner."
+            f"`start` must leave the {horizon} values of a forecast; got {start:,} of {len(data):,} values. Lower it."
         )
     if window is not None and window > start:
         raise ValueError(f"`window` must be at most `start`, {start:,}; got {window:,}.")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
 from torchbayes.checks import as_seed, check_counts, optional
-from torchbayes.forecasting.bayesian import Rows
-from torchbayes.forecasting.forecast import LEVELS, Fitted, check_levels
+from torchbayes.forecasting.forecast import LEVELS, Fitted, between, check_levels
+from torchbayes.forecasting.rows import Rows
 from torchbayes.forecasting.series import Series, as_series
 from torchbayes.forecasting.windows import check_length
 from torchbayes.native.process import undisturbed_methods
@@ -56,14 +56,7 @@ class FittedNaive(Fitted):
         errors_NH: of the series of the fit.
     """
 
-    series: Series
-    rows: Rows
     errors_NH: np.ndarray
-
-    @property
-    def horizon(self) -> int:  # type: ignore[override]
-        """H, how many values ahead."""
-        return self.rows.horizon
 
     def quantiles(self, pasts: Sequence[Series], levels: Sequence[float]) -> np.ndarray:
         """Return the quantiles of the values after each of N series, (N, H, Q)."""
@@ -103,11 +96,12 @@ class ETS:
         data = as_series(series, covariates, times)
         season = self.season or data.season
         check_length(data, 2 * season, max(10, self.horizon))
-        fitted = FittedETS(data, self.horizon, season, self.damped, np.zeros(0))
+        rows = Rows(self.horizon, season, season, np.zeros(1), np.ones(1))
+        fitted = FittedETS(data, rows, self.damped, np.zeros(0))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of searches that end at a bound, which is no fault here
             found = fitted.model(data).fit(disp=False)
-        return FittedETS(data, self.horizon, season, self.damped, np.asarray(found.params))
+        return replace(fitted, params=np.asarray(found.params))
 
 
 @undisturbed_methods
@@ -117,15 +111,11 @@ class FittedETS(Fitted):
 
     Attributes:
         series: of the fit.
-        horizon: H, how many values ahead.
-        season: m.
+        rows: horizon and season.
         damped: whether the trend is damped.
         params: of the model, as `statsmodels` has them.
     """
 
-    series: Series
-    horizon: int
-    season: int
     damped: bool
     params: np.ndarray
 
@@ -135,7 +125,9 @@ class FittedETS(Fitted):
             from statsmodels.tsa.exponential_smoothing.ets import ETSModel
         except ImportError as error:
             raise ImportError("ETS needs the package statsmodels. Run: pip install torchbayes[ets].") from error
-        seasonal: dict[str, Any] = {"seasonal": "add", "seasonal_periods": self.season} if self.season > 1 else {}
+        seasonal: dict[str, Any] = (
+            {"seasonal": "add", "seasonal_periods": self.rows.season} if self.rows.season > 1 else {}
+        )
         return ETSModel(
             data.values_TC[:, 0],
             error="add",
@@ -214,29 +206,20 @@ class FittedTrees(Fitted):
         trees: a model for each.
     """
 
-    series: Series
-    rows: Rows
     levels: tuple[float, ...]
     trees: Sequence[Any]
 
-    @property
-    def horizon(self) -> int:  # type: ignore[override]
-        """H, how many values ahead."""
-        return self.rows.horizon
-
     def quantiles(self, pasts: Sequence[Series], levels: Sequence[float]) -> np.ndarray:
-        """Return the quantiles of the values after each of N series, (N, H, Q); a ValueError beyond what was learned."""
-        if min(levels) < self.levels[0] or max(levels) > self.levels[-1]:
-            raise ValueError(
-                f"`levels` must lie within those that the trees have learned, {self.levels}; got {levels}."
-            )
+        """Return the quantiles of the values after each of N series, (N, H, Q).
+
+        Raises:
+            ValueError: if a level lies beyond those that were learned.
+        """
         inputs_ND, naive_NH = self.rows.ends(pasts)
         steps = with_steps(inputs_ND, self.horizon)
         learned = np.sort(np.stack([each.predict(steps) for each in self.trees], axis=-1), axis=-1)
-        between = np.stack(
-            [np.apply_along_axis(lambda q: np.interp(level, self.levels, q), -1, learned) for level in levels], -1
-        )
-        return self.rows.in_units(between.reshape(len(pasts), self.horizon, -1), naive_NH)
+        wanted = np.stack([between(level, self.levels, learned) for level in levels], axis=-1)
+        return self.rows.in_units(wanted.reshape(len(pasts), self.horizon, -1), naive_NH)
 
 
 def with_steps(inputs_ND: np.ndarray, horizon: int) -> np.ndarray:

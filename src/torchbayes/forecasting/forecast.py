@@ -12,9 +12,11 @@ import pandas as pd
 
 from torchbayes.checks import check_kind, seen
 from torchbayes.conformal.ranks import check_coverage
+from torchbayes.forecasting.rows import Rows
 from torchbayes.forecasting.series import Series, as_series
 from torchbayes.native.process import undisturbed_methods
 
+_ROUNDING = 1e-9  # of levels
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Levels of the quantiles that a forecast has if nothing else is asked for."""
 
@@ -55,13 +57,7 @@ class QuantileForecast:
             ValueError: if the level lies beyond the known ones.
         """
         check_coverage(level=level)
-        first, last = self.levels_Q[[0, -1]]
-        if not first - 1e-9 <= level <= last + 1e-9:
-            raise ValueError(
-                f"`level` must lie in [{first:g}, {last:g}], where quantiles are known; got {level:g}. Ask for more "
-                f"`levels` in the forecast."
-            )
-        return np.array([np.interp(level, self.levels_Q, each) for each in self.quantiles_HQ])
+        return between(level, self.levels_Q, self.quantiles_HQ)
 
     @property
     def median(self) -> np.ndarray:
@@ -101,11 +97,22 @@ class Forecaster(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
 class Fitted:
-    """A forecaster that has learned from a series."""
+    """A forecaster that has learned from a series.
+
+    Attributes:
+        series: of the fit.
+        rows: horizon and season; and how windows become rows, if it learned from these.
+    """
 
     series: Series
-    horizon: int
+    rows: Rows
+
+    @property
+    def horizon(self) -> int:
+        """H, how many values ahead."""
+        return self.rows.horizon
 
     @abstractmethod
     def quantiles(self, pasts: Sequence[Series], levels: Sequence[float]) -> np.ndarray:
@@ -159,3 +166,17 @@ def check_like(past: Series, fitted: Series, horizon: int) -> None:
         )
     if (past.times is None) != (fitted.times is None):
         raise ValueError("`times` must be given to the forecast if, and only if, the fit had them.")
+
+
+def between(level: float, levels_Q: Any, quantiles: np.ndarray) -> np.ndarray:
+    """Return quantiles (...,) at a level, on straight lines between known ones (..., Q); a ValueError beyond them."""
+    known = np.asarray(levels_Q)
+    if not known[0] - _ROUNDING <= level <= known[-1] + _ROUNDING:
+        raise ValueError(
+            f"quantiles are known at levels from {known[0]:g} to {known[-1]:g}; got {level:g}. Ask for more `levels`."
+        )
+    above = int(np.clip(np.searchsorted(known, level), 1, max(len(known) - 1, 1)))
+    if len(known) == 1:
+        return quantiles[..., 0]
+    share = np.clip((level - known[above - 1]) / (known[above] - known[above - 1]), 0, 1)
+    return quantiles[..., above - 1] * (1 - share) + quantiles[..., above] * share

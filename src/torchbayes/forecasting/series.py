@@ -119,12 +119,12 @@ def _spacing(dates: pd.DatetimeIndex) -> tuple[Any, int]:
     """Return the step of dates and their usual season; a ValueError if they are not in order, or not evenly spaced."""
     if dates.hasnans:
         raise ValueError(f"`times` holds {int(dates.isna().sum())} missing dates. Leave those rows out or date them.")
-    steps = dates[1:] - dates[:-1]
+    steps: Any = dates[1:] - dates[:-1]
     if not (steps > _NONE).all():
         first = int((steps <= _NONE).argmax())
         raise ValueError(
-            f"`times` must increase; after {dates[first]} comes {dates[first + 1]}. Sort the rows by time, and keep one "
-            f"of each time."
+            f"`times` must increase; after {dates[first]} comes {dates[first + 1]}. Sort the rows by time, and keep "
+            f"one of each time."
         )
     if (steps == steps[0]).all():
         return steps[0], _season_of(steps[0])
@@ -138,17 +138,18 @@ def _spacing(dates: pd.DatetimeIndex) -> tuple[Any, int]:
     usual = pd.Series(steps).mode()[0]
     odd = steps != usual
     raise ValueError(
-        f"`times` must be evenly spaced; {int(odd.sum()):,} of {len(steps):,} steps are not the usual {usual}, the first "
-        f"after {dates[int(odd.argmax())]}. Fill the gaps, such as by `series.asfreq('h').ffill()` of pandas; or give "
-        f"the values without times, if each row is a step."
+        f"`times` must be evenly spaced; {int(odd.sum()):,} of {len(steps):,} steps are not the usual {usual}, the "
+        f"first after {dates[int(odd.argmax())]}. Fill the gaps, such as by `series.asfreq('h').ffill()` of "
+        f"pandas; or give the values without times, if each row is a step."
     )
 
 
 def _season_of(step: pd.Timedelta) -> int:
     """Return how many steps make a day, or of days a week, or of weeks a year; 1 if none of these is a whole number."""
     for length, most in ((_DAY, _MOST), (_WEEK, 7)):
-        if step < length and length % step == _NONE and length // step <= most:
-            return length // step
+        count = length / step
+        if 1 < count <= most and count == int(count):
+            return int(count)
     return 52 if step == _WEEK else 1
 
 

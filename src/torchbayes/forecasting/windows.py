@@ -68,8 +68,8 @@ def windows(
     contexts_NLC, known_NHK = cut(data, origins_N, context, horizon)
     inputs = np.concatenate([part.reshape(len(origins_N), -1) for part in (contexts_NLC, known_NHK)], axis=1)
     targets = data.values_TC[origins_N[:, None] + np.arange(horizon), 0]
-    as_tensors = (torch.from_numpy(each).float() for each in (inputs, targets))
-    return Windows(*as_tensors, torch.from_numpy(origins_N))
+    rows, ahead = (torch.from_numpy(each).float() for each in (inputs, targets))
+    return Windows(rows, ahead, torch.from_numpy(origins_N))
 
 
 def cut(data: Series, origins_N: np.ndarray, context: int, horizon: int) -> tuple[np.ndarray, np.ndarray]:
