@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.special import ndtri
 
 from torchbayes.checks import as_seed, check_counts, optional
@@ -129,7 +130,7 @@ class FittedETS(Fitted):
             {"seasonal": "add", "seasonal_periods": self.rows.season} if self.rows.season > 1 else {}
         )
         return ETSModel(
-            data.values_TC[:, 0],
+            pd.Series(data.values_TC[:, 0]),
             error="add",
             trend="add",
             damped_trend=self.damped,

@@ -90,8 +90,8 @@ def as_series(series: Any, covariates: Any = None, times: Any = None) -> Series:
 
 def _columns(name: str, values: Any, dates: pd.DatetimeIndex | None) -> np.ndarray:
     """Return values as float64 (T, C)."""
-    given = values.to_numpy() if hasattr(values, "to_numpy") else values
-    numbers = as_numbers(name, given).detach().cpu().numpy()
+    given = values.to_numpy() if hasattr(values, "to_numpy") else values  # copied, as tensors cannot share all arrays
+    numbers = as_numbers(name, given.copy() if isinstance(given, np.ndarray) else given).detach().cpu().numpy()
     if numbers.ndim not in {1, 2} or not numbers.size:
         raise ValueError(f"`{name}` must have shape (T,) or (T, C), and hold values; got {seen(numbers)}.")
     columns = np.array(numbers, dtype=np.float64).reshape(len(numbers), -1)
@@ -159,6 +159,6 @@ def calendar(times: pd.DatetimeIndex) -> np.ndarray:
     Those of the day are constant where times are days, and those of the year are left at 0 before two years are seen.
     """
     day = (times.hour * 3600 + times.minute * 60 + times.second).to_numpy() / 86_400
-    week = (times.dayofweek.to_numpy() + day) / 7
-    year = (times.dayofyear.to_numpy() - 1 + day) / _YEAR
+    week = (times.day_of_week.to_numpy() + day) / 7
+    year = (times.day_of_year.to_numpy() - 1 + day) / _YEAR
     return np.stack([wave(2 * np.pi * turn) for turn in (day, week, year) for wave in (np.sin, np.cos)], axis=1)
