@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -47,7 +49,7 @@ def linear(**others) -> BayesianForecaster:
     """Return a forecaster by Bayesian linear regression, which can be exact."""
     settings = {
         "network": nn.Linear,
-        "method": tb.Laplace(structure="dense"),
+        "method": tb.SWA(epochs=40, batch_size=256, optimizer=tb.Adam(lr=0.01)),
         "likelihood": tb.likelihoods.Gaussian("learned", outputs=HORIZON),
         "context": 4,
         "horizon": HORIZON,
@@ -65,7 +67,7 @@ def fitted():
 
 
 def test_forecasts_tend_to_the_exact_distribution(fitted):
-    """Means within 5 standard errors of a regression of 4 columns on 3,000 rows; scales within those of a variance."""
+    """A regression on 3,000 rows errs by a few hundredths of the scale of the noise, and descent by a few more."""
     worst = []
     for seed in range(1, 9):
         past = autoregressive(50, seed)
@@ -74,7 +76,7 @@ def test_forecasts_tend_to_the_exact_distribution(fitted):
         worst.append(np.abs(forecast.median - mean) / scale)
         low, high = forecast.interval(0.9)
         np.testing.assert_allclose((high - low) / (2 * 1.6449), scale, rtol=0.08)
-    assert np.sqrt(np.mean(np.square(worst))) < 0.1
+    assert np.sqrt(np.mean(np.square(worst))) < 0.15
 
 
 def test_several_steps_at_once_are_one_step_repeated(fitted):
@@ -220,7 +222,7 @@ def test_ets_is_that_of_statsmodels():
     from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
     values = autoregressive(120) + np.tile([0, 4, 8, 4.0], 30)
-    other = ETSModel(
+    other: Any = ETSModel(
         pd.Series(values),
         trend="add",
         damped_trend=True,
@@ -247,7 +249,7 @@ def test_times_give_season_and_times_ahead(freq, season):
 
 def ridge(series, **given) -> float:
     """Return the median of the next value by a linear forecaster with fixed noise."""
-    settings = {"likelihood": tb.likelihoods.Gaussian(0.3), "method": tb.Laplace(structure="dense", prior="model")}
+    settings = {"likelihood": tb.likelihoods.Gaussian(0.1), "method": tb.SWA(epochs=100, optimizer=tb.Adam(lr=0.01))}
     forecaster = linear(horizon=1, context=2, prior=tb.priors.Normal(3.0), **settings)
     return float(forecaster.fit(series, **given).forecast().median[0])
 

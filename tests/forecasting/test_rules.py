@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -173,13 +174,13 @@ def test_intervals_go_on_from_a_file(rule):
 
 
 def test_wrong_arguments_are_named():
-    online = AdaptiveIntervals(3)
+    online, kind, array = AdaptiveIntervals(3), cast(Any, ACI), cast(Any, np.zeros(3))
     with pytest.raises(ValueError, match="`horizon` must be a whole number"):
         AdaptiveIntervals(0)
     with pytest.raises(TypeError, match="`rule` must be ACI"):
-        AdaptiveIntervals(3, rule=ACI)
+        AdaptiveIntervals(3, rule=kind)
     with pytest.raises(TypeError, match="`forecast` must be a QuantileForecast"):
-        online.intervals(np.zeros(3))
+        online.intervals(array)
     with pytest.raises(ValueError, match="3 steps of `horizon`; got 2"):
         online.intervals(flat(2))
     with pytest.raises(ValueError, match="`value` must be a finite number"):
@@ -200,7 +201,7 @@ def test_aci_beside_mapie():
 
     rng = np.random.default_rng(8)
     X, y = rng.normal(size=(300, 1)), rng.normal(size=300)
-    other = TimeSeriesRegressor(LinearRegression(), method="aci", cv=3).fit(X[:200], y[:200])
+    other: Any = TimeSeriesRegressor(LinearRegression(), method="aci", cv=3).fit(X[:200], y[:200])
     rule, state = ACI(gamma=0.01), ACI().begin(ALPHA)
     for t in range(200, 300):
         _, ends = other.predict(X[t : t + 1], confidence_level=1 - ALPHA, optimize_beta=False)

@@ -50,6 +50,8 @@ class Backtest:
         highs: likewise, upper ends.
         coverage: of the intervals, as asked for.
         scale: the mean error of the seasonal naive forecast within the first training part.
+        adaptive: name with a plus sign -> the intervals that adapt, as they stand at the end of the series, for the
+            forecasts that come next.
         problems: known problems of posteriors, one clause each.
     """
 
@@ -61,6 +63,7 @@ class Backtest:
     highs: Mapping[str, np.ndarray]
     coverage: float
     scale: float
+    adaptive: Mapping[str, AdaptiveIntervals]
     problems: tuple[str, ...] = ()
 
     def table(self) -> pd.DataFrame:
@@ -163,14 +166,17 @@ def backtest(
         quantiles[name] = np.concatenate(parts)
     lows = {name: each[..., levels.index(round(ends[0], 12))] for name, each in quantiles.items()}
     highs = {name: each[..., levels.index(round(ends[1], 12))] for name, each in quantiles.items()}
+    adaptive = {}
     for name, each in quantiles.items():
         for label, rule in (adapt or {}).items():
-            adapted = AdaptiveIntervals(horizon, coverage=coverage, rule=rule)
             key = f"{name} + {label}"
-            lows[key], highs[key] = _adapted(adapted, data, origins_N, np.array(levels), each)
+            adaptive[key] = AdaptiveIntervals(horizon, coverage=coverage, rule=rule)
+            lows[key], highs[key] = _adapted(adaptive[key], data, origins_N, np.array(levels), each)
     targets_NH = data.values_TC[origins_N[:, None] + np.arange(horizon), 0]
     scale = _naive_error(data, start, next(iter(forecasters.values())))
-    return Backtest(origins_N, targets_NH, np.array(levels), quantiles, lows, highs, coverage, scale, tuple(problems))
+    return Backtest(
+        origins_N, targets_NH, np.array(levels), quantiles, lows, highs, coverage, scale, adaptive, tuple(problems)
+    )
 
 
 def _horizon(forecasters: Any) -> int:
@@ -216,6 +222,8 @@ def _adapted(
             adapted.observe(float(value))
         now = int(origin)
         ends.append(adapted.intervals(QuantileForecast(levels_Q, each)))
+    for value in data.values_TC[now:, 0]:
+        adapted.observe(float(value))
     low_NH, high_NH = (np.stack(each) for each in zip(*ends, strict=True))
     return low_NH, high_NH
 

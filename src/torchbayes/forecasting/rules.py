@@ -145,14 +145,14 @@ class PID(Checked):
 
     Attributes:
         lr: step of the threshold, η, as a share of the range of recent scores.
-        integrate: C of the second term, which grows without bound as errors pile up; smaller acts sooner. The paper's
-            rule, (2/π)(⌈δ log T⌉ − 1/log T) with δ = 0.01, is 0.55 for T of about 2,000. 0 leaves the term out.
+        integrate: C of the second term, which grows without bound as errors pile up; smaller acts sooner, and makes
+            wider intervals. 0 leaves the term out.
         window: how many of the last scores are recent.
         scorecaster: a function of the last scores (n,) that returns a forecast of the next one, g; None for none.
     """
 
-    lr: float = 0.1
-    integrate: float = field(default=0.55, metadata=NOT_NEGATIVE)
+    lr: float = 0.05
+    integrate: float = field(default=5.0, metadata=NOT_NEGATIVE)
     window: int = 100
     scorecaster: Callable[[np.ndarray], float] | None = None
 
