@@ -20,6 +20,7 @@ from torchbayes.forecasting import (
     BoostedTrees,
     QuantileForecast,
     SeasonalNaive,
+    Series,
     backtest,
     windows,
 )
@@ -102,7 +103,7 @@ def test_forecasts_have_the_units_of_the_series(forecaster, factor):
 def test_windows_hold_what_lies_before_and_what_comes():
     series = np.arange(20.0)[:, None] + np.array([0, 100])
     known = np.arange(23.0) / 10
-    rows = windows(series, 3, 2, stride=4, covariates=known)
+    rows = windows(Series.of(series, known), 3, 2, stride=4)
     assert rows.origins_N.tolist() == [3, 7, 11, 15]
     assert rows.inputs[1].tolist() == pytest.approx([4, 104, 5, 105, 6, 106, 0.7, 0.8])
     assert rows.targets[1].tolist() == [7, 8]
@@ -150,10 +151,10 @@ def test_a_backtest_does_not_look_ahead(name, refit):
         "covariates": None if name == "ets" else known,
         "adapt": {"ACI": ACI()},
     }
-    before = backtest(values, {"it": FORECASTERS[name]}, **settings)
+    before = backtest(Series.of(values, known), {"it": FORECASTERS[name]}, **settings)
     changed = values.copy()
     changed[72:] += 50.0  # from the value after the origin 72 on
-    after = backtest(changed, {"it": FORECASTERS[name]}, **settings)
+    after = backtest(Series.of(changed, known), {"it": FORECASTERS[name]}, **settings)
     seen = before.origins_N <= 72
     np.testing.assert_array_equal(before.quantiles["it"][seen], after.quantiles["it"][seen])
     np.testing.assert_array_equal(before.lows["it + ACI"][seen], after.lows["it + ACI"][seen])
@@ -168,7 +169,7 @@ class Recording:
     def __init__(self) -> None:
         self.fits, self.pasts = [], []
 
-    def fit(self, series, **_):
+    def fit(self, series):
         self.fits.append((len(series), float(series.values_TC[0, 0]), float(series.values_TC[-1, 0])))
         return self
 
@@ -247,16 +248,16 @@ def test_times_give_season_and_times_ahead(freq, season):
     assert fitted.forecast().frame().index.equals(dates[117:].rename("time"))
 
 
-def ridge(series, **given) -> float:
+def ridge(series) -> float:
     """Return the median of the next value by a linear forecaster with fixed noise."""
     settings = {"likelihood": tb.likelihoods.Gaussian(0.1), "method": tb.SWA(epochs=100, optimizer=tb.Adam(lr=0.01))}
     forecaster = linear(horizon=1, context=2, prior=tb.priors.Normal(3.0), **settings)
-    return float(forecaster.fit(series, **given).forecast().median[0])
+    return float(forecaster.fit(series).forecast().median[0])
 
 
 def test_what_is_known_ahead_is_learned_from():
     known, noise = np.random.default_rng(0).normal(size=(2, 400))
-    assert ridge((3 * known + 0.3 * noise)[:399], covariates=known) == pytest.approx(3 * known[399], abs=0.3)
+    assert ridge(Series.of((3 * known + 0.3 * noise)[:399], known)) == pytest.approx(3 * known[399], abs=0.3)
 
 
 def test_another_channel_helps():
@@ -304,9 +305,9 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="must have 1 channels"):
         fitted.forecast(np.zeros((9, 2)))
     with pytest.raises(ValueError, match="`covariates` must have a row for each of the 60 values"):
-        quick().fit(GOOD, covariates=GOOD[:50])
+        Series.of(GOOD, GOOD[:50])
     with pytest.raises(ValueError, match="`covariates` must be known for the 60 times and the 3 to forecast"):
-        SeasonalNaive(3).fit(GOOD, covariates=GOOD).forecast()
+        SeasonalNaive(3).fit(Series.of(GOOD, GOOD)).forecast()
     with pytest.raises(ValueError, match="one horizon"):
         backtest(GOOD, {"a": SeasonalNaive(3), "b": SeasonalNaive(4)})
     with pytest.raises(TypeError, match="forecasters"):

@@ -28,7 +28,7 @@ def errors_of(rule, scores, alpha=ALPHA):
     for score in scores:
         thresholds.append(state.threshold)
         errors.append(score > state.threshold)
-        state = rule.update(state, float(score), state.threshold, alpha)
+        state = rule.update(state, float(score), state.threshold, alpha=alpha)
     return np.array(errors), np.array(thresholds)
 
 
@@ -44,7 +44,7 @@ def test_the_share_of_errors_of_aci_keeps_its_bound(gamma, kind):
             q = state.threshold
             score = (0.0 if math.isinf(q) else q + 1.0) if number % 7 else 0.1
             errors.append(score > q)
-            state = rule.update(state, score, q, ALPHA)
+            state = rule.update(state, score, q, alpha=ALPHA)
     bound = (max(ALPHA, 1 - ALPHA) + gamma) / (gamma * count)
     assert abs(np.mean(errors) - ALPHA) <= bound
 
@@ -143,7 +143,7 @@ def test_each_step_learns_of_its_own_errors_when_they_are_known(rule):
         issued.append(thresholds)
         online.observe(value)
         for h in range(min(horizon, t + 1)):  # the forecast of h + 1 steps that was made h steps ago
-            states[h] = rule.update(states[h], abs(value), issued[t - h][h], 1 - 0.9)
+            states[h] = rule.update(states[h], abs(value), issued[t - h][h], alpha=1 - 0.9)
 
 
 def test_the_share_of_errors_tends_to_what_is_wanted_at_every_step():
@@ -207,6 +207,6 @@ def test_aci_beside_mapie():
         _, ends = other.predict(X[t : t + 1], confidence_level=1 - ALPHA, optimize_beta=False)
         outside = not ends[0, 0, 0] <= y[t] <= ends[0, 1, 0]
         other.adapt_conformal_inference(X[t : t + 1], y[t : t + 1], gamma=0.01, confidence_level=1 - ALPHA)
-        state = rule.update(state, float(outside), 0.5, ALPHA)
+        state = rule.update(state, float(outside), 0.5, alpha=ALPHA)
         assert 0 < state.levels_K[0] < 1
         assert other.current_alpha[ALPHA] == pytest.approx(state.levels_K[0])

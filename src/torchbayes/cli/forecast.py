@@ -15,6 +15,7 @@ from torchbayes.catalogue.methods import classes
 from torchbayes.checks import check_counts, check_name, optional
 from torchbayes.cli.options import Parser, add_open, new_parser, parse, with_hints
 from torchbayes.cli.terminal import point_to, print_table, say
+from torchbayes.conformal.ranks import check_coverage
 from torchbayes.native.process import short_path
 from torchbayes.posteriors.files import write_whole
 
@@ -25,14 +26,15 @@ _ORIGINS = 50  # of a backtest, about
 def forecast(argv: list[str]) -> None:
     """Forecast a column of a table over time, with intervals; say how good such forecasts were so far."""
     chosen = parse(_options(), argv)
-    check_counts(backtest=max(chosen["backtest"], 1))
+    check_counts(least=0, backtest=chosen["backtest"])
+    check_coverage(coverage=chosen["coverage"])
     optional(check_counts, horizon=chosen["horizon"])
     series, name = _series(chosen)
     season = chosen["season"] or series.season
     horizon = chosen["horizon"] or (season if season > 1 else _HORIZON)
     say(f"Horizon {horizon}, season {season}{'' if season > 1 else ' (none)'}: {len(series):,} values of {name}.")
     forecasters = _forecasters(chosen, horizon, season)
-    _write(chosen, series, name, forecasters)
+    _write(chosen, series, name, forecasters=forecasters)
 
 
 def _options() -> Parser:
@@ -130,7 +132,6 @@ def _forecasters(chosen: Mapping[str, Any], horizon: int, season: int) -> dict[s
     from torchbayes.forecasting import ETS, BayesianForecaster, BoostedTrees, SeasonalNaive
     from torchbayes.forecasting.forecast import LEVELS
 
-    low = (1 - chosen["coverage"]) / 2
     given: dict[str, Any] = {"horizon": horizon, "season": season}
     network = BayesianForecaster(
         **given,
@@ -140,7 +141,7 @@ def _forecasters(chosen: Mapping[str, Any], horizon: int, season: int) -> dict[s
         likelihood=chosen["likelihood"],
         seed=chosen["seed"],
     )
-    levels = tuple({*LEVELS, round(low, 12), round(1 - low, 12)})
+    levels = tuple({*LEVELS, *_ends(chosen["coverage"])})
     others = {
         "seasonal naive": SeasonalNaive(**given),
         "ETS": ETS(**given),
@@ -152,48 +153,66 @@ def _forecasters(chosen: Mapping[str, Any], horizon: int, season: int) -> dict[s
     return {type(chosen["method"]).__name__: network, **others}
 
 
-def _write(chosen: Mapping[str, Any], series: Any, name: str, forecasters: Mapping[str, Any]) -> None:
+def _write(chosen: Mapping[str, Any], series: Any, name: str, *, forecasters: Mapping[str, Any]) -> None:
     """Write the forecast, its page and the scores, and print what they say."""
-    from torchbayes.catalogue.config import describe
-    from torchbayes.forecasting import PID, backtest
     from torchbayes.forecasting import page as shown
     from torchbayes.forecasting.forecast import LEVELS
-    from torchbayes.report import write_report
-    from torchbayes.report.html import save_pictures
 
     (kind, network), directory = next(iter(forecasters.items())), Path(chosen["directory"])
-    low, tables, adapted, result = round((1 - chosen["coverage"]) / 2, 12), [], None, None
-    if chosen["backtest"]:
-        room = max(len(series) // 5 - network.horizon, 0)
-        stride = max(math.ceil(room / chosen["backtest"]), 1)
-        result = backtest(series, forecasters, stride=stride, coverage=chosen["coverage"], adapt={"PID": PID()})
-        tables = [shown.score_table(result), shown.step_table(result)]
-        write_whole(directory / "backtest.csv", result.table().to_csv(float_format="%.6g").encode())
+    tables, adaptive = _judged(chosen, series, forecasters)
     fitted = network.fit(series)
-    ahead = fitted.forecast(levels=sorted({*LEVELS, 0.5, low, round(1 - low, 12)}))
-    if result is not None:
-        adapted = result.adaptive[f"{kind} + PID"].intervals(ahead)
+    ahead = fitted.forecast(levels=sorted({*LEVELS, *_ends(chosen["coverage"])}))
     frame = ahead.frame()
-    frame.columns = [f"quantile {column}" for column in frame.columns]
+    frame.columns = [f"quantile {level}" for level in frame.columns]
+    adapted = adaptive[f"{kind} + PID"].intervals(ahead) if adaptive else None
     if adapted is not None:
         frame["adapted low"], frame["adapted high"] = adapted
-    path = directory / "forecast.csv"
-    write_whole(path, frame.to_csv(float_format="%.6g").encode())
+    write_whole(directory / "forecast.csv", frame.to_csv(float_format="%.6g").encode())
+    problems = f" {'. '.join(fitted.problems)}." if fitted.problems else ""
+    picture = shown.forecast_picture(series, ahead, name=name, adapted=adapted)
+    page = shown.write_forecast(
+        directory,
+        title=f"Forecast of {name}",
+        lead=f"{len(series):,} values of {name}, and the next {network.horizon}.{problems}",
+        tables=tables,
+        picture=picture,
+        settings=_settings(chosen, network),
+    )
     if chosen["json"]:
         print(frame.reset_index().to_json(orient="records", date_format="iso", indent=1))
-    settings = {n: v for n, v in chosen.items() if n in {"data", "time", "target", "others", "network", "likelihood"}}
-    page = write_report(
-        directory / "report.html",
-        title=f"Forecast of {name}",
-        lead=f"{len(series):,} values of {name}, and the next {network.horizon}. {'. '.join([*fitted.problems, ''])}",
-        tables=tables,
-        figures=save_pictures(
-            directory, {"forecast": shown.forecast_picture(series, ahead, name=name, adapted=adapted)}
-        ),
-        settings={**settings, "horizon": network.horizon, "season": network.season, "method": describe(network.method)},
-    )
-    if not chosen["json"]:
+    else:
         if tables:
             print_table(tables[0])
-        print(f"Forecast: {short_path(path)}")
+        print(f"Forecast: {short_path(directory / 'forecast.csv')}")
     point_to(page, opened=chosen["open"], name=None if chosen["json"] else "Report")
+
+
+def _judged(
+    chosen: Mapping[str, Any], series: Any, forecasters: Mapping[str, Any]
+) -> tuple[list[Any], Mapping[str, Any]]:
+    """Return tables of a backtest, written as CSV too, and the intervals that have adapted to it."""
+    from torchbayes.forecasting import PID, backtest
+    from torchbayes.forecasting import page as shown
+
+    if not chosen["backtest"]:
+        return [], {}
+    room = len(series) // 5 - next(iter(forecasters.values())).horizon
+    stride = max(math.ceil(room / chosen["backtest"]), 1)
+    result = backtest(series, forecasters, stride=stride, coverage=chosen["coverage"], adapt={"PID": PID()})
+    scores = result.table().to_csv(float_format="%.6g")
+    write_whole(Path(chosen["directory"]) / "backtest.csv", scores.encode())
+    return [shown.score_table(result), shown.step_table(result)], result.adaptive
+
+
+def _settings(chosen: Mapping[str, Any], network: Any) -> dict[str, Any]:
+    """Return what the page records."""
+    from torchbayes.catalogue.config import describe
+
+    asked = ("data", "time", "target", "others", "fill", "network", "likelihood", "seed", "coverage", "backtest")
+    told = {"horizon": network.horizon, "season": network.season, "context": network.context}
+    return {**{name: chosen[name] for name in asked}, **told, "method": describe(network.method)}
+
+
+def _ends(coverage: float) -> tuple[float, float]:
+    """Return the levels of the ends of central intervals."""
+    return round((1 - coverage) / 2, 12), round((1 + coverage) / 2, 12)

@@ -6,6 +6,7 @@ from torchbayes.forecasting.baselines import ETS, BoostedTrees, SeasonalNaive
 from torchbayes.forecasting.bayesian import BayesianForecaster
 from torchbayes.forecasting.forecast import QuantileForecast
 from torchbayes.forecasting.rules import ACI, PID, DtACI
+from torchbayes.forecasting.series import Series
 from torchbayes.forecasting.windows import Windows, windows
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "DtACI",
     "QuantileForecast",
     "SeasonalNaive",
+    "Series",
     "Windows",
     "backtest",
     "windows",

@@ -82,7 +82,9 @@ class AdaptiveIntervals:
                 continue
             off = float(value) - median[age]
             score = off / above[age] if off >= 0 else -off / below[age]
-            self.states[age] = self.rule.update(self.states[age], float(score), thresholds_H[age], 1 - self.coverage)
+            self.states[age] = self.rule.update(
+                self.states[age], float(score), thresholds_H[age], alpha=1 - self.coverage
+            )
 
     def state(self) -> dict[str, Any]:
         """Return all that the intervals know, as JSON holds it, but for a rule of your own."""

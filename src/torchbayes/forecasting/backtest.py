@@ -8,7 +8,7 @@ coverage   share of values inside the central interval, and its mean width, in t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,10 +108,7 @@ def backtest(
     refit: int | None = None,
     window: int | None = None,
     coverage: float = 0.9,
-    levels: Sequence[float] = LEVELS,
     adapt: Mapping[str, Rule] | None = None,
-    covariates: Any = None,
-    times: Any = None,
 ) -> Backtest:
     """Forecast from a rolling origin, with what is known there alone, and score what came.
 
@@ -123,11 +120,8 @@ def backtest(
         refit: steps after which forecasters learn anew, at the next origin; None for once, at the first.
         window: how many of the last values they learn from; all if None.
         coverage: of the intervals, in (0, 1).
-        levels: of the quantiles; the median and the ends of the intervals are added.
         adapt: name -> rule, such as {"PID": PID()}, of intervals that adapt as values come in; each forecaster is
             listed with each of them too.
-        covariates: what is known in advance.
-        times: T dates; None for those of the index.
 
     Returns:
         The forecasts, with a table of scores.
@@ -142,7 +136,7 @@ def backtest(
     check_coverage(coverage=coverage)
     horizon = _horizon(forecasters)
     optional(check_kind, Mapping, "a mapping from names to rules", adapt=adapt)
-    data = as_series(series, covariates, times)
+    data = as_series(series)
     start = max(len(data) - len(data) // _SHARE, 1) if start is None else start
     if start + horizon > len(data):
         raise ValueError(
@@ -151,7 +145,7 @@ def backtest(
     if window is not None and window > start:
         raise ValueError(f"`window` must be at most `start`, {start:,}; got {window:,}.")
     ends = [(1 - coverage) / 2, (1 + coverage) / 2]
-    levels = check_levels([*check_levels(levels), 0.5, *(round(end, 12) for end in ends)])
+    levels = check_levels([*LEVELS, *(round(end, 12) for end in ends)])
     origins_N = np.arange(start, len(data) - horizon + 1, stride)
     quantiles, problems = {}, dict[str, None]()
     for name, forecaster in forecasters.items():

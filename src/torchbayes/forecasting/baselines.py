@@ -37,9 +37,19 @@ class SeasonalNaive:
         check_counts(horizon=self.horizon)
         optional(check_counts, season=self.season)
 
-    def fit(self, series: Any, *, covariates: Any = None, times: Any = None) -> FittedNaive:
-        """Learn the errors of a series, which is given as to `BayesianForecaster.fit`."""
-        data = as_series(series, covariates, times)
+    def fit(self, series: Any) -> FittedNaive:
+        """Learn the errors of a series.
+
+        Args:
+            series: as `BayesianForecaster.fit` takes it.
+
+        Returns:
+            What it has learned, with `forecast` and `quantiles`.
+
+        Raises:
+            ValueError: as `BayesianForecaster.fit` does.
+        """
+        data = as_series(series)
         season = self.season or data.season
         check_length(data, season, self.horizon)
         rows = Rows(self.horizon, season, season, np.zeros(1), np.ones(1))
@@ -87,14 +97,20 @@ class ETS:
         check_counts(horizon=self.horizon)
         optional(check_counts, season=self.season)
 
-    def fit(self, series: Any, *, covariates: Any = None, times: Any = None) -> FittedETS:
-        """Find the parameters of a series, which is given as to `BayesianForecaster.fit`.
+    def fit(self, series: Any) -> FittedETS:
+        """Find the parameters of a series.
+
+        Args:
+            series: as `BayesianForecaster.fit` takes it.
+
+        Returns:
+            What it has learned, with `forecast` and `quantiles`.
 
         Raises:
             ImportError: if `statsmodels` is not installed.
             ValueError: if the series has fewer than 10 values and two seasons.
         """
-        data = as_series(series, covariates, times)
+        data = as_series(series)
         season = self.season or data.season
         check_length(data, 2 * season, max(10, self.horizon))
         rows = Rows(self.horizon, season, season, np.zeros(1), np.ones(1))
@@ -178,11 +194,21 @@ class BoostedTrees:
         object.__setattr__(self, "levels", tuple(check_levels(self.levels)))
         as_seed(self.seed)
 
-    def fit(self, series: Any, *, covariates: Any = None, times: Any = None) -> FittedTrees:
-        """Learn from all windows of a series, which is given as to `BayesianForecaster.fit`."""
+    def fit(self, series: Any) -> FittedTrees:
+        """Learn from all windows of a series.
+
+        Args:
+            series: as `BayesianForecaster.fit` takes it.
+
+        Returns:
+            What it has learned, with `forecast` and `quantiles`.
+
+        Raises:
+            ValueError: as `BayesianForecaster.fit` does.
+        """
         from sklearn.ensemble import HistGradientBoostingRegressor
 
-        data = as_series(series, covariates, times)
+        data = as_series(series)
         rows = Rows.of(data, horizon=self.horizon, season=self.season, context=self.context)
         origins_N = rows.origins(data)
         origins_N = origins_N[:: math.ceil(len(origins_N) * self.horizon / self.most)]

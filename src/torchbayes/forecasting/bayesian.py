@@ -54,20 +54,21 @@ class BayesianForecaster:
         optional(check_counts, season=self.season, context=self.context)
         as_seed(self.seed)
 
-    def fit(self, series: Any, *, covariates: Any = None, times: Any = None) -> FittedBayesian:
+    def fit(self, series: Any) -> FittedBayesian:
         """Infer the posterior from all windows of a series.
 
         Args:
-            series: values in order of time, (T,) or (T, C), of which the first channel is forecast; or a Series or
-                DataFrame of pandas, with dates as index.
-            covariates: what is known in advance, (U,) or (U, K), U ≥ T.
-            times: T dates; None for those of the index.
+            series: values in order of time, (T,) or (T, C), of which the first channel is forecast; a Series or
+                DataFrame of pandas, with dates as index; or `Series.of` these, with covariates.
+
+        Returns:
+            What it has learned, whose `forecast` gives the next values, and whose `quantiles` those after many series.
 
         Raises:
             TypeError: if values are no numbers, or the method or the network is none.
             ValueError: if a value is missing, times are not evenly spaced, or the series is too short or constant.
         """
-        data = as_series(series, covariates, times)
+        data = as_series(series)
         rows = Rows.of(data, horizon=self.horizon, season=self.season, context=self.context)
         origins_N = rows.origins(data)
         regressor = BayesianRegressor(

@@ -92,7 +92,7 @@ class Forecaster(Protocol):
         """H, how many values ahead."""
         ...
 
-    def fit(self, series: Any, *, covariates: Any = None, times: Any = None) -> Any:
+    def fit(self, series: Any) -> Any:
         """Learn from a series."""
         ...
 
@@ -118,15 +118,11 @@ class Fitted:
     def quantiles(self, pasts: Sequence[Series], levels: Sequence[float]) -> np.ndarray:
         """Return the quantiles of the values after each of N series, (N, H, Q), which increase along Q."""
 
-    def forecast(
-        self, series: Any = None, *, covariates: Any = None, times: Any = None, levels: Sequence[float] = LEVELS
-    ) -> QuantileForecast:
+    def forecast(self, series: Any = None, *, levels: Sequence[float] = LEVELS) -> QuantileForecast:
         """Return quantiles of the H values after a series.
 
         Args:
             series: the values so far, as `fit` takes them; those of the fit if None.
-            covariates: of these times and the H after them, if the fit had any.
-            times: dates of the values; None for those of the index.
             levels: of the quantiles, in (0, 1).
 
         Raises:
@@ -134,7 +130,7 @@ class Fitted:
             ValueError: if the series is too short or not like that of the fit, a value is missing, or times are not
                 evenly spaced.
         """
-        past = self.series if series is None else as_series(series, covariates, times)
+        past = self.series if series is None else as_series(series)
         levels = check_levels(levels)
         check_like(past, self.series, self.horizon)
         return QuantileForecast(np.array(levels), self.quantiles([past], levels)[0], past.after(self.horizon))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from torchbayes.forecasting.backtest import Backtest
 from torchbayes.forecasting.forecast import QuantileForecast
 from torchbayes.forecasting.series import Series
-from torchbayes.report.html import Picture
+from torchbayes.report.html import Picture, save_pictures, write_report
 from torchbayes.report.style import INK, QUIET, house_style, legend_above, looks, new_figure, note_below
 from torchbayes.report.tables import Table
 
@@ -54,6 +56,15 @@ def step_table(result: Backtest) -> Table:
         formats=dict.fromkeys(result.lows, ".1%"),
         title="Coverage by step",
     )
+
+
+def write_forecast(
+    directory: Path, *, title: str, lead: str, tables: Sequence[Table], picture: Picture, settings: Mapping[str, Any]
+) -> Path:
+    """Write the page of a forecast, and its picture beside it; return the path of the page."""
+    figures = save_pictures(directory, {"forecast": picture})
+    page = directory / "report.html"
+    return write_report(page, title=title, lead=lead, tables=tables, figures=figures, settings=settings)
 
 
 def forecast_picture(past: Series, forecast: QuantileForecast, *, name: str, adapted: Any = None) -> Picture:

@@ -57,7 +57,7 @@ class Rows:
 
     def inputs(self, data: Series, origins_N: np.ndarray) -> np.ndarray:
         """Return the inputs of rows, float32 (N, D)."""
-        contexts_NLC, known_NHK = cut(data, origins_N, self.context, self.horizon)
+        contexts_NLC, known_NHK = cut(data, origins_N, self.context, horizon=self.horizon)
         scaled_NLC = (contexts_NLC - self.centre_C) / self.scale_C
         last_NC = scaled_NLC[:, -1:].copy()
         scaled_NLC = np.concatenate([scaled_NLC[:, :-1] - last_NC, last_NC], axis=1)

@@ -70,7 +70,7 @@ class Rule(Protocol):
         """Return the state before the first score; `alpha` is the share of errors that is wanted."""
         ...
 
-    def update(self, state: RuleState, score: float, threshold: float, alpha: float) -> RuleState:
+    def update(self, state: RuleState, score: float, threshold: float, *, alpha: float) -> RuleState:
         """Return the state after a score, whose interval had this threshold."""
         ...
 
@@ -96,7 +96,7 @@ class DtACI(Checked):
         count = len(self.gammas)
         return RuleState(levels_K=np.full(count, alpha), weights_K=np.full(count, 1 / count))
 
-    def update(self, state: RuleState, score: float, threshold: float, alpha: float) -> RuleState:
+    def update(self, state: RuleState, score: float, threshold: float, *, alpha: float) -> RuleState:
         """Return the state after a score: levels by their errors, weights by the pinball loss of each level."""
         beta, levels_K = level_needed(state.scores_N, score), state.levels_K
         losses_K = alpha * (beta - levels_K) - np.minimum(0.0, beta - levels_K)
@@ -130,7 +130,7 @@ class ACI(Checked):
         """Return the state of no scores: the level is `alpha`."""
         return RuleState(levels_K=np.array([alpha]))
 
-    def update(self, state: RuleState, score: float, threshold: float, alpha: float) -> RuleState:
+    def update(self, state: RuleState, score: float, threshold: float, *, alpha: float) -> RuleState:
         """Return the state after a score: α + γ (α − err)."""
         levels_K = state.levels_K + self.gamma * (alpha - (score > threshold))
         after = state.having(score, self.window)
@@ -164,7 +164,7 @@ class PID(Checked):
         """Return the state of no scores: the threshold is that of the predicted interval."""
         return RuleState(levels_K=np.array([_FIRST]))
 
-    def update(self, state: RuleState, score: float, threshold: float, alpha: float) -> RuleState:
+    def update(self, state: RuleState, score: float, threshold: float, *, alpha: float) -> RuleState:
         """Return the state after a score: the three terms of the next threshold."""
         after, error = state.having(score, self.window), float(score > threshold) - alpha
         recent_N = after.scores_N[np.isfinite(after.scores_N)]

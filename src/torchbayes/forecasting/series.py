@@ -9,15 +9,17 @@ import numpy as np
 import pandas as pd
 
 from torchbayes.checks import as_numbers, seen
+from torchbayes.native.process import undisturbed_methods
 
 _MOST = 1500  # steps of a day from which no daily season is assumed
 _NONE, _DAY, _WEEK = pd.Timedelta(0), pd.Timedelta("1D"), pd.Timedelta("7D")
 _YEAR = 365.2425  # days
 
 
+@undisturbed_methods
 @dataclass(frozen=True, eq=False)
 class Series:
-    """A series of T values, one channel of which is forecast.
+    """A series of T values, one channel of which is forecast; `Series.of` makes one.
 
     Attributes:
         values_TC: the channels; the first is forecast, the others help.
@@ -33,6 +35,41 @@ class Series:
     times: pd.DatetimeIndex | None = None
     step: Any = None
     season: int = 1
+
+    @classmethod
+    def of(cls, values: Any, covariates: Any = None, times: Any = None) -> Series:
+        """Return a series of values with covariates, or with times that are not in an index.
+
+        Args:
+            values: in order of time, an array, a tensor or a list, (T,) or (T, C), of which the first channel is to be
+                forecast; or a Series or DataFrame of pandas, whose index gives the times if it is one of dates.
+            covariates: what is known in advance, (U,) or (U, K), U ≥ T; to forecast, U ≥ T + H.
+            times: T dates, evenly spaced; None for those of the index.
+
+        Returns:
+            The series, which everything here takes in the place of values.
+
+        Raises:
+            TypeError: if values are no numbers, or times no dates.
+            ValueError: if a value is missing or infinite, there are fewer than 2, or times are not evenly spaced.
+        """
+        if times is None and isinstance(getattr(values, "index", None), pd.DatetimeIndex | pd.PeriodIndex):
+            times = values.index
+        dates = None if times is None else _dates(times)
+        values_TC = _columns("series", values, dates)
+        if len(values_TC) < 2:
+            raise ValueError(f"`series` must have at least 2 values; got {len(values_TC)}.")
+        known = None if covariates is None else _columns("covariates", covariates, None)
+        if known is not None and len(known) < len(values_TC):
+            raise ValueError(
+                f"`covariates` must have a row for each of the {len(values_TC):,} values, and for the times to "
+                f"forecast; got {len(known):,}."
+            )
+        if dates is None:
+            return cls(values_TC, known)
+        if len(dates) != len(values_TC):
+            raise ValueError(f"`times` must be as many as the {len(values_TC):,} values; got {len(dates):,}.")
+        return cls(values_TC, known, dates, *_spacing(dates))
 
     def __len__(self) -> int:
         return len(self.values_TC)
@@ -54,38 +91,9 @@ class Series:
         return pd.DatetimeIndex([self.times[-1] + self.step * k for k in range(1, ahead + 1)])
 
 
-def as_series(series: Any, covariates: Any = None, times: Any = None) -> Series:
-    """Return what a user gives as a `Series`.
-
-    Args:
-        series: an array, a tensor or a list, (T,) or (T, C); or a Series or DataFrame of pandas, whose index gives the
-            times if it is one of dates.
-        covariates: (U,) or (U, K), U ≥ T; likewise.
-        times: T dates; None for those of the index.
-
-    Raises:
-        TypeError: if values are no numbers.
-        ValueError: if one is missing or infinite, there are fewer than 2, or times are not evenly spaced.
-    """
-    if isinstance(series, Series):
-        return series
-    if times is None and isinstance(getattr(series, "index", None), pd.DatetimeIndex | pd.PeriodIndex):
-        times = series.index
-    dates = None if times is None else _dates(times)
-    values_TC = _columns("series", series, dates)
-    if len(values_TC) < 2:
-        raise ValueError(f"`series` must have at least 2 values; got {len(values_TC)}.")
-    known = None if covariates is None else _columns("covariates", covariates, None)
-    if known is not None and len(known) < len(values_TC):
-        raise ValueError(
-            f"`covariates` must have a row for each of the {len(values_TC):,} values, and for the times to forecast; "
-            f"got {len(known):,}."
-        )
-    if dates is None:
-        return Series(values_TC, known)
-    if len(dates) != len(values_TC):
-        raise ValueError(f"`times` must be as many as the {len(values_TC):,} values; got {len(dates):,}.")
-    return Series(values_TC, known, dates, *_spacing(dates))
+def as_series(series: Any) -> Series:
+    """Return a series of values, or itself."""
+    return series if isinstance(series, Series) else Series.of(series)
 
 
 def _columns(name: str, values: Any, dates: pd.DatetimeIndex | None) -> np.ndarray:

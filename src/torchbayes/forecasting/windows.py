@@ -36,9 +36,7 @@ class Windows:
 
 @undisturbed
 @explained()
-def windows(
-    series: Any, context: int, horizon: int, *, stride: int = 1, covariates: Any = None, times: Any = None
-) -> Windows:
+def windows(series: Any, context: int, horizon: int, *, stride: int = 1) -> Windows:
     """Cut a series into rows that any posterior of the library fits.
 
     The inputs of a row are values before its origin, and covariates, which must be known in advance: no value at or
@@ -46,12 +44,10 @@ def windows(
 
     Args:
         series: values in order of time, (T,) or (T, C); the first channel is to be forecast. A Series or DataFrame of
-            pandas may have dates as index, which must then be evenly spaced.
+            pandas may have dates as index, which must then be evenly spaced. `Series.of` adds covariates.
         context: how many values a row looks back.
         horizon: how many values ahead are its targets.
         stride: steps from one origin to the next; with `horizon` no two rows share a target.
-        covariates: what is known in advance, (U,) or (U, K) with a row for each time, U ≥ T.
-        times: T dates, which must be evenly spaced; None for those of the index.
 
     Returns:
         The rows, in order of time.
@@ -62,17 +58,17 @@ def windows(
             context + horizon values.
     """
     check_counts(context=context, horizon=horizon, stride=stride)
-    data = as_series(series, covariates, times)
+    data = as_series(series)
     check_length(data, context, horizon)
     origins_N = np.arange(context, len(data) - horizon + 1, stride)
-    contexts_NLC, known_NHK = cut(data, origins_N, context, horizon)
+    contexts_NLC, known_NHK = cut(data, origins_N, context, horizon=horizon)
     inputs = np.concatenate([part.reshape(len(origins_N), -1) for part in (contexts_NLC, known_NHK)], axis=1)
     targets = data.values_TC[origins_N[:, None] + np.arange(horizon), 0]
     rows, ahead = (torch.from_numpy(each).float() for each in (inputs, targets))
     return Windows(rows, ahead, torch.from_numpy(origins_N))
 
 
-def cut(data: Series, origins_N: np.ndarray, context: int, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+def cut(data: Series, origins_N: np.ndarray, context: int, *, horizon: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the values before each origin, (N, L, C), and the covariates from it on, (N, H, K)."""
     contexts_NLC = data.values_TC[origins_N[:, None] + np.arange(-context, 0)]
     if data.covariates_UK is None:
