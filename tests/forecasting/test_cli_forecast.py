@@ -50,7 +50,7 @@ def test_a_table_is_forecast_as_the_library_does(capsys, frame):
     said = ran(capsys, frame, "--backtest", "3")
     written = pd.read_csv("run/forecast.csv")
     series: Any = frame.set_index("month").sold
-    expected = BayesianForecaster(12, method=tb.MAP(epochs=2)).fit(series).forecast()
+    expected = BayesianForecaster(12, method=tb.MAP(members=5, epochs=2)).fit(series).forecast()
     assert list(written.time)[:2] == ["2018-01-01", "2018-02-01"]
     assert len(written) == 12
     np.testing.assert_allclose(written["quantile 0.5"], expected.median, rtol=1e-4)
@@ -72,7 +72,7 @@ def test_gaps_are_refused_or_filled_with_the_value_before(capsys, frame):
     assert "must be evenly spaced; 1 of 93 steps" in ran(capsys, days, "--backtest", "0", code=2)
     ran(capsys, days, "--backtest", "0", "--fill", "--horizon", "3")
     filled = days.set_index("month").sold.asfreq("D").ffill()
-    expected = BayesianForecaster(3, method=tb.MAP(epochs=2)).fit(filled).forecast()
+    expected = BayesianForecaster(3, method=tb.MAP(members=5, epochs=2)).fit(filled).forecast()
     np.testing.assert_allclose(pd.read_csv("run/forecast.csv")["quantile 0.5"], expected.median, rtol=1e-4)
 
 
