@@ -144,13 +144,7 @@ def test_a_backtest_does_not_look_ahead(name, refit):
     if name == "ets":
         pytest.importorskip("statsmodels")
     values, known = autoregressive(80), np.random.default_rng(0).normal(size=80)
-    settings = {
-        "start": 68,
-        "levels": (0.5,),
-        "refit": refit,
-        "covariates": None if name == "ets" else known,
-        "adapt": {"ACI": ACI()},
-    }
+    settings: Any = {"start": 68, "refit": refit, "adapt": {"ACI": ACI()}}
     before = backtest(Series.of(values, known), {"it": FORECASTERS[name]}, **settings)
     changed = values.copy()
     changed[72:] += 50.0  # from the value after the origin 72 on

@@ -149,7 +149,7 @@ def _forecasters(chosen: Mapping[str, Any], horizon: int, season: int) -> dict[s
     }
     if find_spec("statsmodels") is None:
         del others["ETS"]
-        say("ETS is left out: it needs statsmodels. Run: pip install torchbayes[ets].")
+        say("ETS is left out: it needs statsmodels. Run: pip install torchbayes[forecasting].")
     return {type(chosen["method"]).__name__: network, **others}
 
 

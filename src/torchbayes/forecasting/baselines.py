@@ -141,7 +141,7 @@ class FittedETS(Fitted):
         try:
             from statsmodels.tsa.exponential_smoothing.ets import ETSModel
         except ImportError as error:
-            raise ImportError("ETS needs the package statsmodels. Run: pip install torchbayes[ets].") from error
+            raise ImportError("ETS needs the package statsmodels. Run: pip install torchbayes[forecasting].") from error
         seasonal: dict[str, Any] = (
             {"seasonal": "add", "seasonal_periods": self.rows.season} if self.rows.season > 1 else {}
         )
