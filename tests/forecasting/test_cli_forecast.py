@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.ensemble import HistGradientBoostingRegressor
 
 import torchbayes as tb
 from torchbayes.cli.commands import main
@@ -46,7 +48,9 @@ def ran(capsys, frame: pd.DataFrame, *options: str, time: str = "month", code: i
     return said.out if code == 0 else said.err
 
 
-def test_a_table_is_forecast_as_the_library_does(capsys, frame):
+def test_a_table_is_forecast_as_the_library_does(capsys, frame, monkeypatch):
+    few = partial(HistGradientBoostingRegressor, max_iter=5)
+    monkeypatch.setattr("sklearn.ensemble.HistGradientBoostingRegressor", few)
     said = ran(capsys, frame, "--backtest", "3")
     written = pd.read_csv("run/forecast.csv")
     series: Any = frame.set_index("month").sold

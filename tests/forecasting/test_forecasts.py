@@ -278,6 +278,7 @@ def holed() -> pd.Series:
         ([], "hold values"),
         ([1.0], "at least 2 values; got 1"),
         (GOOD[:7], r"context \+ horizon = 6 \+"),
+        (GOOD * 1e300, "standard deviation of `series`"),
         (np.ones(60), "all 60 values of `series` are the same"),
         (holed(), "2 of 56 steps are not the usual 0 days 01:00:00, the first after 2020-01-01 09:00:00"),
         (holed().iloc[::-1], "must increase"),
@@ -286,6 +287,31 @@ def holed() -> pd.Series:
 def test_series_that_cannot_be_forecast_are_refused(series, message):
     with pytest.raises(ValueError, match=message):
         quick().fit(series)
+
+
+def test_likelihoods_without_quantiles_are_drawn_from():
+    fitted = linear(likelihood="student_t").fit(autoregressive(400))
+    forecast = fitted.forecast(autoregressive(50, 1))
+    parts = fitted.regressor.predict_dist(fitted.rows.ends([Series.of(autoregressive(50, 1))])[0])
+    naive = fitted.rows.naive(Series.of(autoregressive(50, 1)), np.array([50]))[0]
+    np.testing.assert_allclose(forecast.median, parts.mean[0].numpy() * fitted.rows.scale_C[0] + naive, atol=0.15)
+
+
+def test_displays_are_short():
+    series = pd.Series(GOOD, index=pd.date_range("2020-01-01", periods=60))
+    fitted = SeasonalNaive(3).fit(series)
+    result = backtest(series, {"naive": SeasonalNaive(3)}, adapt={"PID": PID()})
+    shown: list[Any] = [
+        fitted,
+        fitted.forecast(),
+        fitted.series,
+        windows(GOOD, 3, 2),
+        result,
+        result.adaptive["naive + PID"],
+    ]
+    for each in shown:
+        assert len(repr(each)) < 250
+        assert type(each).__name__ in each._repr_html_()
 
 
 def test_wrong_arguments_are_named():
@@ -302,6 +328,9 @@ def test_wrong_arguments_are_named():
         Series.of(GOOD, GOOD[:50])
     with pytest.raises(ValueError, match="`covariates` must be known for the 60 times and the 3 to forecast"):
         SeasonalNaive(3).fit(Series.of(GOOD, GOOD)).forecast()
+    days, hours = (pd.Series(GOOD, index=pd.date_range("2020-01-01", periods=60, freq=freq)) for freq in "Dh")
+    with pytest.raises(ValueError, match="as far apart as those of the fit, 1 days"):
+        SeasonalNaive(3).fit(days).forecast(hours)
     with pytest.raises(ValueError, match="one horizon"):
         backtest(GOOD, {"a": SeasonalNaive(3), "b": SeasonalNaive(4)})
     with pytest.raises(TypeError, match="forecasters"):

@@ -18,6 +18,7 @@ import numpy as np
 
 from torchbayes.checks import check_counts, check_kind, check_numbers, seen
 from torchbayes.conformal.ranks import check_coverage
+from torchbayes.display import shown_by
 from torchbayes.forecasting.forecast import QuantileForecast
 from torchbayes.forecasting.rules import PID, RULES, Rule, RuleState
 from torchbayes.native.process import undisturbed_methods
@@ -25,6 +26,7 @@ from torchbayes.native.process import undisturbed_methods
 _LEAST = 1e-9  # of half widths, as a share of the size of the numbers: they are divided by
 
 
+@shown_by("horizon", "coverage", "rule")
 @undisturbed_methods
 class AdaptiveIntervals:
     """Intervals around forecasts whose share of errors tends to 1 − coverage, step by step, whatever the series does.
@@ -115,7 +117,7 @@ class AdaptiveIntervals:
             made.states = [_state_of(each) for each in state["states"]]
             made._pending = [(p["age"], _array(p["ends"]), _array(p["thresholds"])) for p in state["pending"]]
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"`state` must be what `state()` returned; it lacks {error}.") from error
+            raise ValueError(f"`state` must be what `state()` returned; it does not fit: {error}.") from error
         return made
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from scipy.special import ndtri
 
 from torchbayes.checks import as_seed, check_counts, optional
+from torchbayes.display import shown_by
 from torchbayes.forecasting.forecast import LEVELS, Fitted, between, check_levels
 from torchbayes.forecasting.rows import Rows
 from torchbayes.forecasting.series import Series, as_series
@@ -56,6 +57,7 @@ class SeasonalNaive:
         return FittedNaive(data, rows, rows.targets(data, rows.origins(data)).astype(np.float64))
 
 
+@shown_by("horizon")
 @undisturbed_methods
 @dataclass(frozen=True, eq=False)
 class FittedNaive(Fitted):
@@ -121,6 +123,7 @@ class ETS:
         return replace(fitted, params=np.asarray(found.params))
 
 
+@shown_by("horizon")
 @undisturbed_methods
 @dataclass(frozen=True, eq=False)
 class FittedETS(Fitted):
@@ -221,6 +224,7 @@ class BoostedTrees:
         return FittedTrees(data, rows, self.levels, [each.fit(inputs, targets) for each in trees])
 
 
+@shown_by("horizon")
 @undisturbed_methods
 @dataclass(frozen=True, eq=False)
 class FittedTrees(Fitted):

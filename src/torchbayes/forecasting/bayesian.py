@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from torchbayes.checks import as_seed, check_counts, optional
+from torchbayes.display import shown_by
 from torchbayes.forecasting.forecast import Fitted
 from torchbayes.forecasting.rows import Rows
 from torchbayes.forecasting.series import Series, as_series
 from torchbayes.methods.optimise.swag import SWAG
 from torchbayes.native.process import undisturbed_methods
 from torchbayes.sklearn.regression import BayesianRegressor
+
+_DRAWN = 4000  # values of each step, where quantiles have no closed form
 
 
 @undisturbed_methods
@@ -79,6 +82,7 @@ class BayesianForecaster:
         return FittedBayesian(data, rows, regressor)
 
 
+@shown_by("horizon")
 @undisturbed_methods
 @dataclass(frozen=True, eq=False)
 class FittedBayesian(Fitted):
@@ -100,5 +104,9 @@ class FittedBayesian(Fitted):
     def quantiles(self, pasts: Sequence[Series], levels: Sequence[float]) -> np.ndarray:
         """Return the quantiles of the values after each of N series, (N, H, Q)."""
         inputs_ND, naive_NH = self.rows.ends(pasts)
-        quantiles = self.regressor.predict_quantile(inputs_ND, list(levels))
+        try:
+            quantiles = self.regressor.predict_quantile(inputs_ND, list(levels))
+        except NotImplementedError:  # of a distribution without `cdf`, such as Student's t
+            drawn = self.regressor.sample(inputs_ND, _DRAWN)
+            quantiles = np.moveaxis(np.quantile(drawn, list(levels), axis=-1), 0, -1)
         return self.rows.in_units(quantiles.reshape(len(pasts), self.horizon, -1), naive_NH)

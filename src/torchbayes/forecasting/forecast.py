@@ -12,6 +12,7 @@ import pandas as pd
 
 from torchbayes.checks import check_kind, seen
 from torchbayes.conformal.ranks import check_coverage
+from torchbayes.display import MOST_ROWS, Overview, shown
 from torchbayes.forecasting.rows import Rows
 from torchbayes.forecasting.series import Series, as_series
 from torchbayes.native.process import undisturbed_methods
@@ -21,6 +22,14 @@ LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Levels of the quantiles that a forecast has if nothing else is asked for."""
 
 
+def _overview(forecast: QuantileForecast) -> Overview:
+    frame = forecast.frame().reset_index()
+    rows = [[str(first), *(f"{value:.5g}" for value in others)] for first, *others in frame.head(MOST_ROWS).to_numpy()]
+    facts = {"horizon": len(forecast), "levels": forecast.levels_Q.tolist()}
+    return Overview("QuantileForecast", facts, header=[*frame.columns], rows=rows, of=len(forecast))
+
+
+@shown(_overview)
 @undisturbed_methods
 @dataclass(frozen=True, eq=False)
 class QuantileForecast:
@@ -162,6 +171,8 @@ def check_like(past: Series, fitted: Series, horizon: int) -> None:
         )
     if (past.times is None) != (fitted.times is None):
         raise ValueError("`times` must be given to the forecast if, and only if, the fit had them.")
+    if past.step != fitted.step:
+        raise ValueError(f"`times` must be as far apart as those of the fit, {fitted.step}; got {past.step}.")
 
 
 def between(level: float, levels_Q: Any, quantiles: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchbayes.checks import check_scale
 from torchbayes.forecasting.series import Series, calendar
 from torchbayes.forecasting.windows import check_length, cut
 
@@ -46,9 +47,11 @@ class Rows:
         if context < season:
             raise ValueError(f"`context` must be at least the season, {season}; got {context}.")
         check_length(data, context, horizon + 1)
-        scale_C = data.values_TC.std(0)
-        if not scale_C[0] > 0:
+        with np.errstate(over="ignore", invalid="ignore"):  # which the check of the scale says
+            scale_C = data.values_TC.std(0)
+        if (data.values_TC[:, 0] == data.values_TC[0, 0]).all():
             raise ValueError(f"all {len(data):,} values of `series` are the same, and there is nothing to learn.")
+        check_scale(**{"standard deviation of `series`": float(scale_C[0])})
         return cls(horizon, season, context, data.values_TC.mean(0), np.where(scale_C > 0, scale_C, 1.0))
 
     def origins(self, data: Series) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from torchbayes.checks import as_numbers, seen
+from torchbayes.display import Overview, shown
 from torchbayes.native.process import undisturbed_methods
 
 _MOST = 1500  # steps of a day from which no daily season is assumed
@@ -16,6 +17,14 @@ _NONE, _DAY, _WEEK = pd.Timedelta(0), pd.Timedelta("1D"), pd.Timedelta("7D")
 _YEAR = 365.2425  # days
 
 
+def _overview(series: Series) -> Overview:
+    facts: dict[str, Any] = {"values": len(series), "channels": series.values_TC.shape[1]}
+    if series.times is not None:
+        facts |= {"first": str(series.times[0]), "last": str(series.times[-1]), "season": series.season}
+    return Overview("Series", facts)
+
+
+@shown(_overview)
 @undisturbed_methods
 @dataclass(frozen=True, eq=False)
 class Series:

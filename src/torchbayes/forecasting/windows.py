@@ -11,10 +11,16 @@ from torch import Tensor
 
 from torchbayes.calls import explained
 from torchbayes.checks import check_counts
+from torchbayes.display import Overview, shown
 from torchbayes.forecasting.series import Series, as_series
 from torchbayes.native.process import undisturbed
 
 
+@shown(
+    lambda rows: Overview(
+        "Windows", {"rows": len(rows), "inputs": rows.inputs.shape[1], "horizon": rows.targets.shape[1]}
+    )
+)
 @dataclass(frozen=True, eq=False)
 class Windows:
     """Rows from a series, for `fit`.
