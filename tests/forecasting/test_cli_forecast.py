@@ -102,3 +102,15 @@ def test_wrong_requests_are_said_in_one_line(capsys, frame, change, options, mes
 def test_times_may_be_numbers(capsys, frame):
     ran(capsys, frame.assign(month=np.arange(96) * 5), "--backtest", "0", "--horizon", "2")
     assert pd.read_csv("run/forecast.csv").step.tolist() == [1, 2]
+
+
+def test_rows_are_sorted_and_short_series_are_not_judged(capsys, frame):
+    short = frame.iloc[:50]
+    ran(capsys, short)
+    expected = Path("run/forecast.csv").read_text()
+    frame.iloc[:50].iloc[::-1].to_csv("back.csv", index=False)
+    assert main(["forecast", "--data", "back.csv", "--time", "month", "--target", "sold", *FEW]) == 0
+    said = capsys.readouterr().err
+    assert "Rows are sorted by month." in said
+    assert "Not judged: a fifth of 50 values is shorter than the horizon." in said
+    assert Path("run/forecast.csv").read_text() == expected

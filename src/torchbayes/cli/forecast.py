@@ -88,6 +88,9 @@ def _series(chosen: Mapping[str, Any]) -> tuple[Any, str]:
         raise ValueError(f"the column {chosen['time']!r} lacks {int(missing(times).sum())} times. Remove those rows.")
     frame = pd.DataFrame({column: table.columns[column].astype(float) for column in columns})
     frame.index = _dates(chosen["time"], times)
+    if not frame.index.is_monotonic_increasing:
+        frame = frame.sort_index(kind="stable")
+        say(f"Rows are sorted by {chosen['time']}.")
     if chosen["fill"]:
         frame = _filled(frame)
     return as_series(frame), chosen["target"]
@@ -194,9 +197,11 @@ def _judged(
     from torchbayes.forecasting import PID, backtest
     from torchbayes.forecasting import page as shown
 
-    if not chosen["backtest"]:
-        return [], {}
     room = len(series) // 5 - next(iter(forecasters.values())).horizon
+    if chosen["backtest"] and room < 0:
+        say(f"Not judged: a fifth of {len(series):,} values is shorter than the horizon.")
+    if not chosen["backtest"] or room < 0:
+        return [], {}
     stride = max(math.ceil(room / chosen["backtest"]), 1)
     result = backtest(series, forecasters, stride=stride, coverage=chosen["coverage"], adapt={"PID": PID()})
     scores = result.table().to_csv(float_format="%.6g")

@@ -137,7 +137,7 @@ def backtest(
     horizon = _horizon(forecasters)
     optional(check_kind, Mapping, "a mapping from names to rules", adapt=adapt)
     data = as_series(series)
-    start = max(len(data) - len(data) // _SHARE, 1) if start is None else start
+    start = max(len(data) - max(len(data) // _SHARE, horizon), 1) if start is None else start
     if start + horizon > len(data):
         raise ValueError(
             f"`start` must leave the {horizon} values of a forecast; got {start:,} of {len(data):,} values. Lower it."

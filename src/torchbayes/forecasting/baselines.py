@@ -173,7 +173,7 @@ class FittedETS(Fitted):
 class BoostedTrees:
     """Boosted trees of scikit-learn by the pinball loss, a model for each level, with the step h as a column.
 
-    The rows are those of `BayesianForecaster`, each once for every step; of more than `most` every n-th one is taken.
+    The rows are those of `BayesianForecaster`, each once for every step; of more than `most`, so many are taken.
 
     Attributes:
         horizon: H, how many values ahead.
@@ -214,9 +214,9 @@ class BoostedTrees:
         data = as_series(series)
         rows = Rows.of(data, horizon=self.horizon, season=self.season, context=self.context)
         origins_N = rows.origins(data)
-        origins_N = origins_N[:: math.ceil(len(origins_N) * self.horizon / self.most)]
-        inputs = with_steps(rows.inputs(data, origins_N), self.horizon)
-        targets = rows.targets(data, origins_N).reshape(-1)
+        taken = _spread(len(origins_N) * self.horizon, self.most)
+        inputs = with_steps(rows.inputs(data, origins_N), self.horizon)[taken]
+        targets = rows.targets(data, origins_N).reshape(-1)[taken]
         trees = [
             HistGradientBoostingRegressor(loss="quantile", quantile=level, random_state=self.seed % 2**32)
             for level in self.levels
@@ -251,6 +251,14 @@ class FittedTrees(Fitted):
         learned = np.sort(np.stack([each.predict(steps) for each in self.trees], axis=-1), axis=-1)
         wanted = np.stack([between(level, self.levels, learned) for level in levels], axis=-1)
         return self.rows.in_units(wanted.reshape(len(pasts), self.horizon, -1), naive_NH)
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """Return at most `most` of `count` places, in order, in no rhythm that could be that of a season."""
+    if count <= most:
+        return np.arange(count)
+    turn = (math.sqrt(5) - 1) / 2  # multiples of the golden ratio fill the circle evenly
+    return np.unique((np.arange(most) * turn % 1 * count).astype(np.int64))
 
 
 def with_steps(inputs_ND: np.ndarray, horizon: int) -> np.ndarray:

@@ -6,6 +6,7 @@ posterior, of each step by itself.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from torchbayes.forecasting.rows import Rows
 from torchbayes.forecasting.series import Series, as_series
 from torchbayes.methods.optimise.swag import SWAG
 from torchbayes.native.process import undisturbed_methods
+from torchbayes.posteriors.problems import ProblemWarning
 from torchbayes.sklearn.regression import BayesianRegressor
 
 _DRAWN = 4000  # values of each step, where quantiles have no closed form
@@ -104,9 +106,14 @@ class FittedBayesian(Fitted):
     def quantiles(self, pasts: Sequence[Series], levels: Sequence[float]) -> np.ndarray:
         """Return the quantiles of the values after each of N series, (N, H, Q)."""
         inputs_ND, naive_NH = self.rows.ends(pasts)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ProblemWarning)  # the fit has warned, and `problems` has them
+            quantiles = self._quantiles(inputs_ND, levels)
+        return self.rows.in_units(quantiles.reshape(len(pasts), self.horizon, -1), naive_NH)
+
+    def _quantiles(self, inputs_ND: np.ndarray, levels: Sequence[float]) -> np.ndarray:
         try:
-            quantiles = self.regressor.predict_quantile(inputs_ND, list(levels))
+            return self.regressor.predict_quantile(inputs_ND, list(levels))
         except NotImplementedError:  # of a distribution without `cdf`, such as Student's t
             drawn = self.regressor.sample(inputs_ND, _DRAWN)
-            quantiles = np.moveaxis(np.quantile(drawn, list(levels), axis=-1), 0, -1)
-        return self.rows.in_units(quantiles.reshape(len(pasts), self.horizon, -1), naive_NH)
+            return np.moveaxis(np.quantile(drawn, list(levels), axis=-1), 0, -1)

@@ -118,7 +118,8 @@ def _columns(name: str, values: Any, dates: pd.DatetimeIndex | None) -> np.ndarr
         when = "" if dates is None or first >= len(dates) else f", {dates[first]}"
         raise ValueError(
             f"`{name}` is missing or infinite at {int(wrong.sum()):,} of {len(columns):,} times, first at place {first}"
-            f"{when}. Fill them first, such as by `series.ffill()` of pandas, which uses no later value."
+            f"{when}. Fill them first, such as by `series.ffill()` of pandas, or --fill in the shell, which "
+            f"use no later value."
         )
     return columns
 
@@ -157,7 +158,7 @@ def _spacing(dates: pd.DatetimeIndex) -> tuple[Any, int]:
     raise ValueError(
         f"`times` must be evenly spaced; {int(odd.sum()):,} of {len(steps):,} steps are not the usual {usual}, the "
         f"first after {dates[int(odd.argmax())]}. Fill the gaps, such as by `series.asfreq('h').ffill()` of "
-        f"pandas; or give the values without times, if each row is a step."
+        f"pandas, or --fill in the shell; or give the values without times, if each row is a step."
     )
 
 
