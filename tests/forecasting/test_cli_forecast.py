@@ -89,7 +89,7 @@ def test_gaps_are_refused_or_filled_with_the_value_before(capsys, frame):
         ({"month": 7}, [], "evenly spaced and increase"),
         ({"sold": 3.0}, [], "all 96 values of `series` are the same"),
         ({}, ["--horizon", "0"], "`horizon` must be a whole number of at least 1"),
-        ({}, ["--horizon", "90"], "context \\+ horizon"),
+        ({}, ["--horizon", "90"], "of them to look back"),
         ({}, ["--coverage", "2"], "must lie between 0 and 1"),
     ],
 )

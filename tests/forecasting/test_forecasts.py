@@ -277,7 +277,7 @@ def holed() -> pd.Series:
         (np.zeros((4, 4, 4)), r"must have shape \(T,\) or \(T, C\)"),
         ([], "hold values"),
         ([1.0], "at least 2 values; got 1"),
-        (GOOD[:7], r"context \+ horizon = 6 \+"),
+        (GOOD[:7], "at least 10 values, 6 of them to look back; it has 7"),
         (GOOD * 1e300, "standard deviation of `series`"),
         (np.ones(60), "all 60 values of `series` are the same"),
         (holed(), "2 of 56 steps are not the usual 0 days 01:00:00, the first after 2020-01-01 09:00:00"),

@@ -174,7 +174,7 @@ def _season_of(step: pd.Timedelta) -> int:
 def calendar(times: pd.DatetimeIndex) -> np.ndarray:
     """Return places on the circles of the day, the week and the year, as sines and cosines, (T, 6).
 
-    Those of the day are constant where times are days, and those of the year are left at 0 before two years are seen.
+    A circle of which all times have one place gives columns that are constant, which a fit leaves out.
     """
     day = (times.hour * 3600 + times.minute * 60 + times.second).to_numpy() / 86_400
     week = (times.day_of_week.to_numpy() + day) / 7
