@@ -92,6 +92,6 @@ def check_length(data: Series, context: int, horizon: int) -> None:
     """Raise a ValueError unless a series makes a row."""
     if len(data) < context + horizon:
         raise ValueError(
-            f"`series` must have at least {context + horizon} values, {context} of them to look back; it has {len(data):,}. "
-            f"Lower `context`, `season` or `horizon`."
+            f"`series` must have at least {context + horizon} values, {context} of them to look back; it has "
+            f"{len(data):,}. Lower `context`, `season` or `horizon`."
         )
