@@ -81,6 +81,7 @@ _ROOMS = (
     "data",
     "distillation",
     "experiments",
+    "forecasting",
     "geometry",
     "hub",
     "lora",
