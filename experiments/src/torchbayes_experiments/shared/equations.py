@@ -42,9 +42,9 @@ class Simulated:
 
 
 def perceptron(inputs: int, outputs: int, hidden: tuple[int, ...]) -> nn.Sequential:
-    """Return a stack of linear layers and tanh."""
+    """Return a stack of linear layers and tanh, in double precision, as curvatures of third derivatives need it."""
     sizes = [inputs, *hidden, outputs]
-    layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+    layers = [nn.Linear(a, b, dtype=_DOUBLE) for a, b in pairwise(sizes)]
     return nn.Sequential(*[module for layer in layers for module in (layer, nn.Tanh())][:-1])
 
 
