@@ -201,7 +201,7 @@ EXPERIMENT = Experiment(
     },
     cost={
         "quick": "seconds of one core for a seed",
-        "small": "some minutes of one core for a seed",
+        "small": "ten minutes of a busy core for a seed",
         "paper": "hours of one core for a seed (an estimate)",
     },
     run=run,
