@@ -126,7 +126,11 @@ def notebook_of(cells: list[NotebookNode], page: str = "") -> NotebookNode:
     text = "".join(cell.source for cell in cells if cell.cell_type == "markdown")
     package = (EXTRA.search(text) or ["", "torchbayes"])[1]
     title, _, rest = cells[0].source.partition("\n")
-    kept = [new_markdown_cell(title), new_code_cell(f"# %pip install '{package}'"), new_markdown_cell(_plain(rest, page))]
+    kept = [
+        new_markdown_cell(title),
+        new_code_cell(f"# %pip install '{package}'"),
+        new_markdown_cell(_plain(rest, page)),
+    ]
     for cell in cells[1:]:
         words = cell.metadata
         if cell.cell_type == "markdown":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.report.style import INK, QUIET, house_style, legend_above, looks, new_figure, note_below, panel_title
+from torchbayes.report.style import INK, QUIET, house_style, legend_above, looks, new_figure, panel_title, percent_axis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,19 +19,61 @@ WIDE = 4.8  # inches, so that letters can be read on a phone
 
 
 @house_style
-def letters(images: Any, probs: Mapping[str, Any]) -> Figure:
-    """Draw images beside the probabilities of the ten digits by each method."""
-    figure, handles = new_figure(WIDE, 2.2), dict[str, Any]()
-    grid = figure.subplots(1, 2 * len(images), width_ratios=[1, 0.9] * len(images), squeeze=False)
-    for number, (image, bars) in enumerate(grid.reshape(-1, 2)):
-        image.imshow(np.asarray(images[number]).squeeze(), cmap="gray_r")
-        image.set_axis_off()
-        for shift, (name, look) in enumerate(looks(probs).items()):
-            places = np.arange(10) + 0.4 * shift - 0.2
-            handles[name] = bars.barh(places, np.asarray(probs[name][number]), 0.4, color=look.colour)
-        bars.set(yticks=range(10), ylim=(9.6, -0.6), xlim=(0, 1), xticks=[0, 1], xticklabels=["0", "1"])
-        bars.grid(visible=False)
+def risks(curves: Mapping[str, tuple[Any, Any]]) -> Figure:
+    """Draw the error rate of the rows that are decided over their share, the surest first."""
+    figure, handles = new_figure(WIDE, 2.4), dict[str, Any]()
+    axes = figure.subplots()
+    for (name, (share, risk)), look in zip(curves.items(), looks(curves).values(), strict=True):
+        handles[name] = axes.plot(share, risk, color=look.colour)[0]
+    axes.set(xlabel="share of the digits that are decided", ylabel="error rate", xlim=(0.5, 1))
+    percent_axis(axes.xaxis)
+    percent_axis(axes.yaxis)
     legend_above(figure, handles)
+    return figure
+
+
+@house_style
+def visited(points: Any, draws: Any) -> Figure:
+    """Draw points, in their order, and draws, both less their mean, in the plane of the points' largest variance."""
+    points, draws = np.asarray(points), np.asarray(draws)
+    plane = np.linalg.svd(points, full_matrices=False)[2][:2].T
+    figure = new_figure(WIDE, 2.8)
+    axes = figure.subplots()
+    handles = {
+        "networks of the posterior": axes.plot(*(draws @ plane).T, ".", color=BLUE, alpha=0.35, markersize=4)[0],
+        "networks of the loop": axes.plot(*(points @ plane).T, "o-", color=ORANGE, linewidth=1, markersize=4)[0],
+    }
+    axes.set(xlabel="first direction of the weights", ylabel="second direction")
+    legend_above(figure, handles)
+    return figure
+
+
+@house_style
+def surfaces(probs: Mapping[str, Any], side: Any, inputs: Any, targets: Any) -> Figure:
+    """Draw the probability of one of two classes over a square, for each name."""
+    figure = new_figure(WIDE, 2.5)
+    grid, ends = figure.subplots(1, len(probs), sharey=True), (side[0], side[-1])
+    for axes, (name, plane) in zip(grid, probs.items(), strict=True):
+        image = axes.imshow(plane, origin="lower", extent=(*ends, *ends), cmap="RdBu_r", vmin=0, vmax=1)
+        for kind, marker in ((0, "o"), (1, "^")):
+            axes.plot(*np.asarray(inputs[targets == kind]).T, marker, color=INK, markersize=2, linewidth=0)
+        axes.set(xlim=ends, ylim=ends)
+        axes.grid(visible=False)
+        panel_title(axes, name)
+    figure.colorbar(image, ax=grid, label="P(class 1)")
+    return figure
+
+
+@house_style
+def over(x: Any, mean: Any, low: Any, high: Any, labels: tuple[str, str], known: Any) -> Figure:
+    """Draw predictions with their intervals over one input, whose values in the training rows are marked."""
+    figure = new_figure(WIDE, 2.6)
+    axes = figure.subplots()
+    bars = axes.vlines(x, low, high, color=BLUE, alpha=0.4, linewidth=3)
+    dots = axes.plot(x, mean, "o", color=BLUE, markersize=4)[0]
+    rows = axes.plot(known, np.zeros(len(known)), "|", color=INK, alpha=0.4, markersize=6)[0]
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    legend_above(figure, {"predicted mean": dots, "95 % interval": bars, "training rows": rows})
     return figure
 
 
@@ -93,19 +135,6 @@ def resumed(whole: Sequence[float], halves: Sequence[float], stopped: int) -> Fi
     }
     axes.set(xlabel="epoch", ylabel="loss")
     legend_above(figure, handles)
-    return figure
-
-
-@house_style
-def scores(values: Mapping[str, tuple[float, float, float]], label: str) -> Figure:
-    """Draw a number and its interval for each name, from top to bottom."""
-    figure = new_figure(WIDE, 0.26 * len(values) + 0.7)
-    axes = figure.subplots()
-    for height, ((name, (value, low, high)), look) in enumerate(zip(values.items(), looks(values).values(), strict=True)):
-        axes.hlines(-height, low, high, color=look.colour, linewidth=1.7)
-        axes.plot([value], [-height], look.marker, color=look.colour, markersize=6)
-    axes.set(yticks=-np.arange(len(values)), yticklabels=list(values))
-    note_below(figure, label)
     return figure
 
 
