@@ -18,7 +18,6 @@ from copy import deepcopy
 from html import unescape
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin
 
 import nbformat
 from nbclient import NotebookClient
@@ -31,7 +30,7 @@ KERNELS = 2  # at a time
 RUN = re.compile(r'^```python exec="on"([^\n]*)\n(.*?)^```\n', re.M | re.S)
 RECORDED = re.compile(r"^```python()\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 ONLY_ON_PAGES = re.compile(r"^(?:!!!|\?\?\?|===|:::|--8<--)|\]\([^)]*\)\{", re.M)
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)]+)\)")
+LINK = re.compile(r"(?<![!\w\])])\[([^\]]+)\]\(([^)]+)\)")
 EXTRA = re.compile(r"pip install '(torchbayes\[\w+\])'")
 
 _pages: dict[str, Future[list[NotebookNode]]] = {}
@@ -116,25 +115,21 @@ def page_of(cells: list[NotebookNode], notebook: str) -> tuple[str, list[str]]:
     return f'{title}\n\n<div data-shown="0"></div>\n{rest}', shown
 
 
-def notebook_of(cells: list[NotebookNode], page: str = "") -> NotebookNode:
+def notebook_of(cells: list[NotebookNode]) -> NotebookNode:
     """Return the notebook that readers get: no hidden code, plain Markdown, a cell that says what to install.
 
     Args:
         cells: of the page, run.
-        page: the address of the page, for links to others; without it only their words are kept.
     """
     text = "".join(cell.source for cell in cells if cell.cell_type == "markdown")
     package = (EXTRA.search(text) or ["", "torchbayes"])[1]
     title, _, rest = cells[0].source.partition("\n")
-    kept = [
-        new_markdown_cell(title),
-        new_code_cell(f"# %pip install '{package}'"),
-        new_markdown_cell(_plain(rest, page)),
-    ]
+    kept = [new_markdown_cell(title), new_code_cell(f"# %pip install '{package}'")]
+    kept.append(new_markdown_cell(_plain(rest)))
     for cell in cells[1:]:
         words = cell.metadata
         if cell.cell_type == "markdown":
-            kept.append(new_markdown_cell(_plain(cell.source, page)))
+            kept.append(new_markdown_cell(_plain(cell.source)))
         elif "source" in words:
             kept.append(new_code_cell(cell.source, outputs=deepcopy(cell.outputs)))
         elif "top" in words:
@@ -147,16 +142,13 @@ def notebook_of(cells: list[NotebookNode], page: str = "") -> NotebookNode:
     return _numbered([cell for cell in kept if cell.source])
 
 
-def _plain(markdown: str, page: str) -> str:
-    def link(match: re.Match[str]) -> str:
-        address = urljoin(page, re.sub(r"\.md\b", ".html", match[2]))
-        return f"[{match[1]}]({address})" if address.startswith("http") else match[1]
-
-    return LINK.sub(link, markdown).strip()
+def _plain(markdown: str) -> str:
+    """Return Markdown whose links to other pages, which a notebook does not have beside it, are their words alone."""
+    return LINK.sub(lambda link: link[0] if link[2].startswith("http") else link[1], markdown).strip()
 
 
 def _picture(html: str, *, caption_only: bool = False) -> NotebookNode:
-    """Return the picture in HTML of `tools.pages.shown` as a cell; only its caption where the cell above shows it."""
+    """Return what `tools.pages.shown` made as a cell, or only its caption."""
     image, caption = re.search('src="([^"]+)"', html), re.search("<figcaption>(.*?)</figcaption>", html, re.S)
     if image is None or caption is None:
         return new_markdown_cell("" if caption_only else html)
@@ -166,17 +158,14 @@ def _picture(html: str, *, caption_only: bool = False) -> NotebookNode:
 
 def _numbered(cells: list[NotebookNode]) -> NotebookNode:
     """Return a notebook whose bytes depend on its cells alone."""
-    count = 0
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"
-        if cell.cell_type == "code":
-            count += 1
-            cell.execution_count = count
-            for output in cell.outputs:
-                if "execution_count" in output:
-                    output.execution_count = count
-    about = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return new_notebook(cells=cells, metadata={"kernelspec": about, "language_info": {"name": "python"}})
+    codes = enumerate((cell for cell in cells if cell.cell_type == "code"), 1)
+    for number, node in [(number, node) for number, cell in codes for node in (cell, *cell.outputs)]:
+        if "execution_count" in node:
+            node.execution_count = number
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return new_notebook(cells=cells, metadata={"kernelspec": kernel, "language_info": {"name": "python"}})
 
 
 def on_pre_build(config: Any) -> None:
@@ -207,5 +196,4 @@ def on_post_build(config: Any) -> None:
     """Write the notebooks beside the pages."""
     for name, cells in _pages.items():
         file = Path(config.site_dir, name).with_suffix(".ipynb")
-        address = urljoin(config.site_url or "", name.replace(".md", ".html"))
-        nbformat.write(notebook_of(cells.result(), address), file)
+        nbformat.write(notebook_of(cells.result()), file)

@@ -54,13 +54,13 @@ def surfaces(probs: Mapping[str, Any], side: Any, inputs: Any, targets: Any) -> 
     figure = new_figure(WIDE, 2.5)
     grid, ends = figure.subplots(1, len(probs), sharey=True), (side[0], side[-1])
     for axes, (name, plane) in zip(grid, probs.items(), strict=True):
-        image = axes.imshow(plane, origin="lower", extent=(*ends, *ends), cmap="RdBu_r", vmin=0, vmax=1)
+        axes.imshow(plane, origin="lower", extent=(*ends, *ends), cmap="RdBu_r", vmin=0, vmax=1)
         for kind, marker in ((0, "o"), (1, "^")):
             axes.plot(*np.asarray(inputs[targets == kind]).T, marker, color=INK, markersize=2, linewidth=0)
         axes.set(xlim=ends, ylim=ends)
         axes.grid(visible=False)
         panel_title(axes, name)
-    figure.colorbar(image, ax=grid, label="P(class 1)")
+    figure.colorbar(grid[0].images[0], ax=grid, label="P(class 1)")
     return figure
 
 
