@@ -19,7 +19,6 @@ ASKED: dict[str, Any] = {
     **{name: operator.attrgetter(name) for name in (*OF_CLASSES, *MOMENTS)},
     "quantile": lambda p: p.quantile(0.5),
     "interval": lambda p: p.interval(0.9),
-    "decide": lambda p: p.decide(torch.eye(4 if isinstance(p.distribution, distributions.Categorical) else 2)),
     "sample": lambda p: p.sample(4),
 }
 
@@ -36,7 +35,7 @@ def of_classes(outputs: Tensor) -> distributions.Distribution:
     return distributions.Independent(distributions.Categorical(logits=outputs.unflatten(-1, (1, -1))), 1)
 
 
-NO_PROBS: dict[str, str] = dict.fromkeys((*OF_CLASSES, "decide"), "class probabilities exist for")
+NO_PROBS: dict[str, str] = dict.fromkeys(OF_CLASSES, "class probabilities exist for")
 NO_MOMENTS: dict[str, str] = dict.fromkeys(MOMENTS, "classes have no mean")
 NO_ORDER: dict[str, str] = dict.fromkeys(("quantile", "interval"), "classes have no quantiles")
 CASES: dict[str, tuple[Any, dict[str, str]]] = {

@@ -33,7 +33,6 @@ from tests.refusals.nonsense import (
 from torchbayes.linalg import Diagonal
 
 _FULL = torch.full((12, 2), NAN)
-_LOSSES = torch.full((2, 3), NAN)
 _INPUTS = (
     None,
     "text",
@@ -670,11 +669,6 @@ VERBS = {
         tb.Predictive.from_probs,
         lambda: {"probs": torch.full((4, 2), 0.5)},
         {"probs": (*tensors((4, 2), (4,), (0, 2)), torch.full((4, 2), NAN), torch.ones(4, 2, dtype=torch.int64))},
-    ),
-    "Predictive.decide": Case(
-        lambda loss_AK: things.predictive().decide(loss_AK),
-        lambda: {"loss_AK": 1 - torch.eye(3)},
-        {"loss_AK": (None, "text", 3, NAN, torch.zeros(3), torch.zeros(3, 2), torch.zeros(0, 3), _LOSSES)},
     ),
     "Predictive.quantile": Case(
         lambda levels: tb.Predictive(torch.zeros(2, 4, 1), tb.likelihoods.Gaussian()).quantile(levels),

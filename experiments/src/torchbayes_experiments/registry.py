@@ -40,7 +40,7 @@ def get(name: str) -> Experiment:
 
 
 def reproduce(
-    experiment: str | Experiment, *, scale: str = "small", seeds: int = 3, directory: str | Path | None = None
+    experiment: str | Experiment, *, scale: str = "small", seeds: int = 5, directory: str | Path | None = None
 ) -> Path:
     """Run an experiment for seeds 0, 1, ... and write a page with claim, figure, numbers and verdict.
 

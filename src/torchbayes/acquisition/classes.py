@@ -104,12 +104,12 @@ def epig(rows: ClassRows, aims: ClassRows) -> Tensor:
     probs_SBC, aims_STC = single(rows, "epig"), single(aims, "epig")
     flat_SN, aim_T = aims_STC.flatten(1), torch.special.entr(aims_STC.mean(0)).sum(-1)
     size = max(1, _AT_ONCE // (probs_SBC.shape[-1] * flat_SN.shape[1]))
-    found = []
+    information = []
     for part_SBC in probs_SBC.split(size, dim=1):
         joint_BCN = torch.einsum("sbc,sn->bcn", part_SBC, flat_SN) / rows.draws
         together_B = torch.special.entr(joint_BCN).sum((1, 2)) / len(aim_T)
-        found.append(torch.special.entr(part_SBC.mean(0)).sum(-1) + aim_T.mean() - together_B)
-    return torch.cat(found) - _chi_squared(probs_SBC) * _chi_squared(aims_STC).mean() / (2 * rows.draws)
+        information.append(torch.special.entr(part_SBC.mean(0)).sum(-1) + aim_T.mean() - together_B)
+    return torch.cat(information) - _chi_squared(probs_SBC) * _chi_squared(aims_STC).mean() / (2 * rows.draws)
 
 
 def variance(rows: ClassRows, aims: ClassRows) -> Tensor:
@@ -160,13 +160,13 @@ class ClassBatch:
     def gains(self, rows: ClassRows) -> Tensor:
         """Return what each row would add to the information, (B,), nats."""
         probs_SBC = rows.probs_SBPC[:, :, 0].cpu()
-        weights_MS, found = self.log_weights_MS.softmax(-1), []
+        weights_MS, gains = self.log_weights_MS.softmax(-1), []
         size = max(1, _AT_ONCE // (len(self.omega_M) * probs_SBC.shape[-1]))
         for part_SBC in probs_SBC.split(size, dim=1):
             given_MBC = (weights_MS @ part_SBC.flatten(1)).unflatten(1, part_SBC.shape[1:])
             entropy_B = self.omega_M @ torch.special.entr(given_MBC).sum(-1)
-            found.append(entropy_B - torch.special.entr(part_SBC).sum(-1).mean(0))
-        return torch.cat(found)
+            gains.append(entropy_B - torch.special.entr(part_SBC).sum(-1).mean(0))
+        return torch.cat(gains)
 
     def add(self, row: ClassRows) -> None:
         """Add a row."""

@@ -177,9 +177,9 @@ def curves(rounds: list[Round], metric: str) -> tuple[list[int], dict[str, Tenso
 
     The numbers are those of the places that every way and seed has.
     """
-    found: dict[str, dict[int, dict[int, float]]] = {}
+    metrics: dict[str, dict[int, dict[int, float]]] = {}
     for each in rounds:
-        found.setdefault(each.way, {}).setdefault(each.seed, {})[each.labelled] = each.metrics[metric]
-    places = sorted(set.intersection(*({*of_seed} for way in found.values() for of_seed in way.values())))
-    values = {way: [[of_seed[p] for of_seed in seeds.values()] for p in places] for way, seeds in found.items()}
+        metrics.setdefault(each.way, {}).setdefault(each.seed, {})[each.labelled] = each.metrics[metric]
+    places = sorted(set.intersection(*({*of_seed} for way in metrics.values() for of_seed in way.values())))
+    values = {way: [[of_seed[p] for of_seed in seeds.values()] for p in places] for way, seeds in metrics.items()}
     return places, {way: torch.tensor(each, dtype=torch.float64) for way, each in values.items()}

@@ -287,12 +287,12 @@ def _classes(rounds: Sequence[Round], targets: Any, plan: Plan) -> dict[str, tup
     """Return how many rows of each class were chosen in each way; empty if targets are no classes."""
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1 or targets.min() < 0:
         return {}
-    labels, count, found = targets.cpu(), int(targets.max()) + 1, dict[str, Tensor]()
+    labels, count, by_way = targets.cpu(), int(targets.max()) + 1, dict[str, Tensor]()
     for each in rounds:
         taken = labels[torch.tensor(each.taken, dtype=torch.int64)]
-        found[each.way] = found.get(each.way, 0) + torch.bincount(taken, minlength=count)
-    found["pool"] = torch.bincount(labels, minlength=count)
-    return {way: tuple(counts.tolist()) for way, counts in found.items()}
+        by_way[each.way] = by_way.get(each.way, 0) + torch.bincount(taken, minlength=count)
+    by_way["pool"] = torch.bincount(labels, minlength=count)
+    return {way: tuple(counts.tolist()) for way, counts in by_way.items()}
 
 
 def _imbalances(classes: Mapping[str, Sequence[int]]) -> Iterator[str]:

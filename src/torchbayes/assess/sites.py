@@ -53,9 +53,9 @@ def left_out(linearised: Linearised, batch: Batch, *, num_data: int) -> Left:
         )
     members = []
     for m in range(len(means_MD)):
-        one = Functions(gaussian.mean_MBK[m : m + 1].double(), gaussian.covariance_MBKK[m : m + 1].double())
+        member = Functions(gaussian.mean_MBK[m : m + 1].double(), gaussian.covariance_MBKK[m : m + 1].double())
         learned = {name: value.double() for name, value in model.split(means_MD[m : m + 1])[1].items()}
-        members.append(_of_member(model, one, batch.targets, learned=learned, num_data=num_data))
+        members.append(_of_member(model, member, batch.targets, learned=learned, num_data=num_data))
     return Left(*(torch.stack(column, 1).cpu() for column in zip(*members, strict=True)))
 
 

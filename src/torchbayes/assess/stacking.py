@@ -66,9 +66,9 @@ def stack(
     labels = tuple(f"{kind} {k}" for k in range(count)) if names is None else _labels(names, count)
     equal = tuple((1 / len(parts) / part.members,) * part.members for part in parts)
     mixture = WeightedMixture(parts[0].model, parts, equal)  # refuses what cannot be mixed before it is computed
-    if (found := _left_out(data, alone)) is None:
-        found = _held_out(parts, data, alone=alone, chunk_size=chunk_size)
-    densities_NK, weights_N = found
+    if (held_out := _left_out(data, alone)) is None:
+        held_out = _held_out(parts, data, alone=alone, chunk_size=chunk_size)
+    densities_NK, weights_N = held_out
     if densities_NK.shape[1] != count:
         raise ValueError(
             f"`data` must be a leave-one-out result for each of the {count} that are weighed; got "
@@ -121,15 +121,15 @@ def _left_out(data: Any, alone: bool) -> tuple[Tensor, Tensor] | None:
 def _held_out(parts: Sequence[Posterior], data: Any, *, alone: bool, chunk_size: int) -> tuple[Tensor, Tensor]:
     """Return log densities of rows, of the members of one part or of each part, (N, K), and weights of rows."""
     drawn = [(part.functions(), part.members) for part in parts]
-    model, found = parts[0].model, list[tuple[Tensor, Tensor]]()
+    model, densities_and_weights = parts[0].model, list[tuple[Tensor, Tensor]]()
     for batch in unpacked(model, data):
         check_finite(batch.inputs)
         each = [_by_member(functions, members, batch, chunk_size) for functions, members in drawn]
         columns = [by_member_MB if alone else _averaged(by_member_MB) for by_member_MB, _ in each]
-        found.append((torch.cat(columns).T, each[0][1]))
-    if not found:
+        densities_and_weights.append((torch.cat(columns).T, each[0][1]))
+    if not densities_and_weights:
         raise ValueError("`data` is empty: there are no rows to choose weights by.")
-    densities, counts = zip(*found, strict=True)
+    densities, counts = zip(*densities_and_weights, strict=True)
     return torch.cat(densities), torch.cat(counts)
 
 

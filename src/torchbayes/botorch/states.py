@@ -114,8 +114,10 @@ class Conditioned:
             added = own_noise if noise is True else torch.as_tensor(noise).to(mean)
             covariance = covariance + torch.diag_embed(added.expand_as(mean).flatten(-2))
         covariance = _steadied(covariance)
-        one = mean.shape[-1] == 1
-        normal = MultivariateNormal(mean[..., 0], covariance) if one else MultitaskMultivariateNormal(mean, covariance)
+        single = mean.shape[-1] == 1
+        normal = (
+            MultivariateNormal(mean[..., 0], covariance) if single else MultitaskMultivariateNormal(mean, covariance)
+        )
         result = GPyTorchPosterior(normal)
         return result if units is None else units.untransform_posterior(result, X=X)
 

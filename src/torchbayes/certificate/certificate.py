@@ -107,8 +107,8 @@ class Certificate:
     def numbers(self) -> dict[str, Any]:
         """Return everything as JSON holds it; None for what is not finite."""
         checks = [asdict(check) for check in self.checks]
-        about = {"subject": self.subject, "grade": self.grade, "problems": list(self.problems)}
-        return _plain({**about, "checks": checks})
+        summary = {"subject": self.subject, "grade": self.grade, "problems": list(self.problems)}
+        return _plain({**summary, "checks": checks})
 
     def page(self) -> Page:
         """Return the certificate as one page, which needs no network and no other file."""

@@ -106,7 +106,7 @@ def certify(
     source.check()
     rows = source.rows()
     compared = _compared(posterior, rows.inputs if inputs is None else inputs)
-    about = {
+    description = {
         "data": _checksum(rows),
         "inputs": _checksum(compared),
         "posterior": _checksum(posterior.tensors()),
@@ -115,7 +115,7 @@ def certify(
         "rows": budget.rows,
         "reference": describe(budget.reference),
     }
-    results = Results(None if directory is None else Path(directory), about)
+    results = Results(None if directory is None else Path(directory), description)
     fit = None if method is None else fitting(method)
     fitted = posterior.model if model is None else informed_by(model, source)
     case = Case(posterior, fitted, rows, compared, fit, budget, results, seed)

@@ -28,16 +28,16 @@ def k_hat(case: Case) -> Check:
         return not_judged(
             "k-hat", "The posterior has no density: chains are judged by R-hat, point masses by the others."
         )
-    found = diagnose(posterior, case.rows.inputs, case.rows.targets)
-    grade = graded(found.k, green=_GOOD, red=_USABLE)
-    if grade == "red" and found.weights >= _MANY:
+    diagnosis = diagnose(posterior, case.rows.inputs, case.rows.targets)
+    grade = graded(diagnosis.k, green=_GOOD, red=_USABLE)
+    if grade == "red" and diagnosis.weights >= _MANY:
         grade = "amber"
     return Check(
         "k-hat",
         grade,
-        {"k-hat": found.k, "draws": found.draws, "effective": found.ess, "weights": found.weights},
+        {"k-hat": diagnosis.k, "draws": diagnosis.draws, "effective": diagnosis.ess, "weights": diagnosis.weights},
         f"green: below {_GOOD}; red: above {_USABLE}, amber with {_MANY} weights or more",
-        found.words,
+        diagnosis.words,
         "" if grade == "green" else "Fewer random weights, a richer family, or HMC; the checks of functions say more.",
     )
 
@@ -68,23 +68,23 @@ def r_hat(case: Case) -> Check:
 
 def leave_one_out(case: Case) -> Check:
     """Return the check of single rows: does the posterior hang on some of them?"""
-    found = loo(case.posterior, (case.rows.inputs, case.rows.targets))
-    count = max(int((found.weights_N > 0).sum()), 1)
-    share, rows = len(found.untrusted) / count, float(found.weights_N.sum())
-    size = "leverage" if found.closed else "k-hat"
+    left_out = loo(case.posterior, (case.rows.inputs, case.rows.targets))
+    count = max(int((left_out.weights_N > 0).sum()), 1)
+    share, rows = len(left_out.untrusted) / count, float(left_out.weights_N.sum())
+    size = "leverage" if left_out.closed else "k-hat"
     grade = graded(share, green=max(_FEW, 1 / count), red=_TOO_MANY)
     return Check(
         "leave-one-out",
         grade,
         {
-            f"share {size} > {found.threshold:.2g}": share,
-            f"largest {size}": float(found.k_N.max()),
-            "elpd / row": found.elpd / rows,
-            "p_loo": found.p_loo,
+            f"share {size} > {left_out.threshold:.2g}": share,
+            f"largest {size}": float(left_out.k_N.max()),
+            "elpd / row": left_out.elpd / rows,
+            "p_loo": left_out.p_loo,
         },
         f"green: one row or {_FEW:.0%} above; red: more than {_TOO_MANY:.0%}".replace("%", " %"),
-        f"Without each row in turn, rows have an expected log density of {found.elpd / rows:.3g} nats; "
-        f"{100 * share:.0f} % have a {size} above {found.threshold:.2g}: the posterior hangs on them, or is not that "
-        f"of these rows.",
+        f"Without each row in turn, rows have an expected log density of {left_out.elpd / rows:.3g} nats; "
+        f"{100 * share:.0f} % have a {size} above {left_out.threshold:.2g}: the posterior hangs on them, or is not "
+        f"that of these rows.",
         "" if grade == "green" else "More rows or a narrower prior; score by rows that were held out.",
     )

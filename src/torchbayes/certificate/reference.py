@@ -23,8 +23,8 @@ _AGREE, _SHARE = 1.05, 0.9  # R-hat of the reference, and the least share of pre
 def reference(case: Case) -> Check:
     """Return the check against the draws of a reference."""
     rows, budget = case.few, case.budget
-    found = case.results.get(NAME, lambda: _compared(case))
-    here, there = found["method"], found["reference"]
+    compared = case.results.get(NAME, lambda: _compared(case))
+    here, there = compared["method"], compared["reference"]
     if there["agree"] < _SHARE:
         return not_judged(
             NAME,

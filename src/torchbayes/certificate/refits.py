@@ -29,13 +29,15 @@ def coverage(case: Case) -> Check:
     if total < 2:
         raise ValueError("coverage needs at least 2 rows, one that is fitted and one that is not; there is 1.")
     order = torch.randperm(total, generator=generator(Purpose.FOLDS, case.seed)).tolist()
-    found = []
+    levels_and_nll = []
     with counted("Folds", folds, unit="fits") as tell:
         for fold in range(folds):
             name = f"coverage-{folds}/{fold:04d}"
-            found.append(case.results.get(name, lambda fold=fold: _held_out(case, order, fold, folds)))
+            levels_and_nll.append(case.results.get(name, lambda fold=fold: _held_out(case, order, fold, folds)))
             tell(fold + 1)
-    return _judged([torch.tensor(each["levels"]).double() for each in found], [each["nll"] for each in found])
+    return _judged(
+        [torch.tensor(each["levels"]).double() for each in levels_and_nll], [each["nll"] for each in levels_and_nll]
+    )
 
 
 def _held_out(case: Case, order: list[int], fold: int, folds: int) -> dict[str, Any]:
@@ -105,20 +107,20 @@ def _grade(difference: float, error: float) -> Grade:
 def seeds(case: Case) -> Check:
     """Return the check of other seeds: would another run predict the same?"""
     count = case.budget.seeds
-    found = [summary(case.posterior, case.inputs, seed=case.seed)]
+    summaries = [summary(case.posterior, case.inputs, seed=case.seed)]
     with counted("Seeds", count, unit="fits") as tell:
         for number in range(count):
-            found.append(case.results.get(f"seeds/{number:04d}", lambda number=number: _again(case, number)))
+            summaries.append(case.results.get(f"seeds/{number:04d}", lambda number=number: _again(case, number)))
             tell(number + 1)
-    apart = [distance(a, b) for i, a in enumerate(found) for b in found[i + 1 :]]
-    name, largest = measure(found[0]), max(apart)
+    apart = [distance(a, b) for i, a in enumerate(summaries) for b in summaries[i + 1 :]]
+    name, largest = measure(summaries[0]), max(apart)
     grade = graded(largest, green=_SAME[name], red=_OTHER[name])
     return Check(
         "seeds",
         grade,
-        {f"largest {name}": largest, f"mean {name}": sum(apart) / len(apart), "fits": len(found)},
+        {f"largest {name}": largest, f"mean {name}": sum(apart) / len(apart), "fits": len(summaries)},
         f"green: at most {_SAME[name]}; red: more than {_OTHER[name]}",
-        f"The predictions of {len(found)} runs with different seeds are up to {largest:.2g} apart in {name}.",
+        f"The predictions of {len(summaries)} runs with different seeds are up to {largest:.2g} apart in {name}.",
         ""
         if grade == "green"
         else "More members, chains or draws: an average over runs is what does not depend on one.",

@@ -45,16 +45,16 @@ _UNLIKE = 5.0  # factor between the spreads of simulated and real targets from w
 def simulation(case: Case) -> Check:
     """Return the check by simulated data."""
     case.check_fits()
-    budget, found = case.budget, []
+    budget, simulated = case.budget, []
     truths = None
     if budget.source == "posterior":
         truths = drawn(case.posterior, _with_probe(case.few.inputs)[0], budget.simulations, seed=case.seed)
     with counted("Simulated data", budget.simulations, unit="fits") as tell:
         for number in range(budget.simulations):
             name = f"{NAME}-{budget.source}/{number:04d}"
-            found.append(case.results.get(name, lambda number=number: _simulated(case, number, truths)))
+            simulated.append(case.results.get(name, lambda number=number: _simulated(case, number, truths)))
             tell(number + 1)
-    return judged(found, budget.source)
+    return judged(simulated, budget.source)
 
 
 def _simulated(case: Case, number: int, truths: Drawn | None) -> dict[str, Any]:
@@ -135,16 +135,16 @@ def quantities(model: Model, functions: Drawn, targets: Tensor, *, count: int, s
     direction_K = torch.randn(flat_SBK.shape[-1], generator=generator(Purpose.PROBES, seed), dtype=torch.float64)
     direction_K *= direction_K[0].sign() / direction_K.norm()
     projected_SB = flat_SBK @ direction_K
-    found = {"log likelihood": likelihoods_SB.double().flatten(1).sum(1).cpu()}
-    found["log prior"] = model.log_prior(functions.weights_SD).double().cpu()
+    statistics = {"log likelihood": likelihoods_SB.double().flatten(1).sum(1).cpu()}
+    statistics["log prior"] = model.log_prior(functions.weights_SD).double().cpu()
     for probe in range(min(_PROBES, rows)):
-        found[f"output at row {rows * probe // _PROBES}"] = projected_SB[:, rows * probe // _PROBES]
+        statistics[f"output at row {rows * probe // _PROBES}"] = projected_SB[:, rows * probe // _PROBES]
     if count:
-        found["output outside"] = projected_SB[:, count]
-    found["mean output"] = projected_SB[:, :rows].mean(1)
+        statistics["output outside"] = projected_SB[:, count]
+    statistics["mean output"] = projected_SB[:, :rows].mean(1)
     for name, values in functions.parameters.items():
-        found[name] = values.double().flatten(1).mean(1).cpu()
-    return found
+        statistics[name] = values.double().flatten(1).mean(1).cpu()
+    return statistics
 
 
 def _thinned(values: Mapping[str, Tensor], posterior: Any) -> list[int]:
@@ -173,11 +173,13 @@ def _spread(targets: Tensor) -> float:
     return max(float(targets.double().std(correction=0)), 1e-300)
 
 
-def judged(found: list[dict[str, Any]], source: str) -> Check:
+def judged(simulated: list[dict[str, Any]], source: str) -> Check:
     """Return the check from the ranks of all simulations."""
-    done = [each for each in found if "ranks" in each]
+    done = [each for each in simulated if "ranks" in each]
     if len(done) < 2:
-        raise ValueError(f"of {len(found)} fits of simulated data, {len(found) - len(done)} failed: {_reason(found)}.")
+        raise ValueError(
+            f"of {len(simulated)} fits of simulated data, {len(simulated) - len(done)} failed: {_reason(simulated)}."
+        )
     ranks = {name: torch.tensor([each["ranks"][name] for each in done]).double() for name in done[0]["ranks"]}
     tests = {name: uniformity(values_N) for name, values_N in ranks.items()}
     adjusted = {name: min(1.0, test.p_value * len(tests)) for name, test in tests.items()}
@@ -185,7 +187,7 @@ def judged(found: list[dict[str, Any]], source: str) -> Check:
         tests, key=lambda each: (adjusted[each] >= _LEVEL, each in _OF_WEIGHTS, adjusted[each], -tests[each].largest)
     )
     grades: list[Grade] = [_grade(test, adjusted[each]) for each, test in tests.items()]
-    failed, finest = len(found) - len(done), resolution(len(done))
+    failed, finest = len(simulated) - len(done), resolution(len(done))
     least: Grade = "amber" if len(done) < _FEWEST or failed else "green"
     grade = worst(*grades, least)
     test = tests[name]
@@ -201,7 +203,7 @@ def judged(found: list[dict[str, Any]], source: str) -> Check:
             "draws": min(each["draws"] for each in done),
         },
         f"green: p ≥ {_LEVEL}; red: below, and a shift beyond {_SHIFT} sd or a width beyond a factor {_WIDTH}",
-        _meaning(name, test, adjusted[name], finest) + _failed(failed, found) + _unlike(done, source),
+        _meaning(name, test, adjusted[name], finest) + _failed(failed, simulated) + _unlike(done, source),
         _remedy(test, adjusted[name], grade),
         {each: values_N.tolist() for each, values_N in ranks.items()},
     )
@@ -246,12 +248,12 @@ def _remedy(test: Uniformity, adjusted: float, grade: Grade) -> str:
     return "Train or sample longer, or take another method: HMC on few rows shows what the posterior is."
 
 
-def _failed(failed: int, found: list[dict[str, Any]]) -> str:
-    return f" {failed} of {len(found)} fits failed ({_reason(found)})." if failed else ""
+def _failed(failed: int, simulated: list[dict[str, Any]]) -> str:
+    return f" {failed} of {len(simulated)} fits failed ({_reason(simulated)})." if failed else ""
 
 
-def _reason(found: list[dict[str, Any]]) -> str:
-    return next((each["failed"].splitlines()[0].rstrip(".") for each in found if "failed" in each), "none was made")
+def _reason(simulated: list[dict[str, Any]]) -> str:
+    return next((each["failed"].splitlines()[0].rstrip(".") for each in simulated if "failed" in each), "none was made")
 
 
 def _unlike(done: list[dict[str, Any]], source: str) -> str:

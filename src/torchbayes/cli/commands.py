@@ -253,7 +253,7 @@ def reproduce(argv: list[str]) -> None:
         default="small",
         help="small (minutes on 2 cores), paper (for a GPU), or another that the experiment has",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     parser.add_argument("--directory", default=None, help="where everything goes")
     add_open(parser)
     chosen = parse(parser, argv)

@@ -72,8 +72,8 @@ class Calibrated:
         """Return the position of the group of each new row, −1 for groups without calibration rows."""
         if not self.in_groups:
             if groups is not None:
-                what = "classes" if self.by_class else "all rows together"
-                raise ValueError(f"the calibration is of {what}; got `groups` {seen(groups)}. Leave them out.")
+                holder = "classes" if self.by_class else "all rows together"
+                raise ValueError(f"the calibration is of {holder}; got `groups` {seen(groups)}. Leave them out.")
             codes = torch.arange(len(self.names)) if self.by_class else torch.zeros(1, dtype=torch.int64)
             return codes.expand(rows, -1) if self.by_class else codes.expand(rows)
         if groups is None:

@@ -53,10 +53,10 @@ class Captured:
         for number, column in enumerate(root_RB):
             retain = keep or not last or number < len(root_RB) - 1
             if keep:
-                found = torch.autograd.grad(self.outputs, edges, column, retain_graph=True, create_graph=True)
+                columns = torch.autograd.grad(self.outputs, edges, column, retain_graph=True, create_graph=True)
             else:
-                found = pulled_back(self.outputs, edges, column, retain_graph=retain)
-            gradients = iter(found)
+                columns = pulled_back(self.outputs, edges, column, retain_graph=retain)
+            gradients = iter(columns)
             at = self.outputs.device  # layers may be on other devices
             yield {
                 module: [call._replace(outputs=widened(next(gradients).to(at))) for call in calls]

@@ -212,12 +212,12 @@ class KroneckerSums(OnePass):
             grid = (inputs * column**2 / count)[:, None, :, None] * values.clamp_min(0).unsqueeze(-2)
             return KroneckerCurvature(grid, None, vectors)
         column = _along_columns(scale.unflatten(1, layer.index.shape), layer)
-        found = []
+        decompositions = []
         for name, factor, own_scale in (("inputs", inputs, column), ("outputs", outputs, None)):
             rank = long.get(f"{number}.{name}", 0)
             omega = totals_M[_directions(factor.shape[-2])] if rank else None
-            found.append(spectra.of(factor, omega, rank, scale=own_scale))
-        (values_in, columns), (values_out, rows) = found
+            decompositions.append(spectra.of(factor, omega, rank, scale=own_scale))
+        (values_in, columns), (values_out, rows) = decompositions
         grid = values_out.unsqueeze(-1) * (values_in / count[..., None]).unsqueeze(-2)
         return KroneckerCurvature(grid, rows, columns)
 

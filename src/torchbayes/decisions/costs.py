@@ -15,7 +15,6 @@ from torch import Tensor
 
 from torchbayes.checks import as_file, as_numbers, nearest, seen
 from torchbayes.native.process import undisturbed_methods
-from torchbayes.predictive.classes import check_costs
 
 ABSTAIN = "abstain"
 """The decision where a row is handed on."""
@@ -46,7 +45,11 @@ class Costs:
                 f"`costs` must have shape (A, K), a row for each action and a column for each class, or (B, A, K); got "
                 f"{seen(self.costs)}."
             )
-        check_costs("costs", costs)
+        if not costs.isfinite().all():
+            raise ValueError(
+                f"`costs` holds NaN or infinite values: {int((~costs.isfinite()).sum())} of {costs.numel()}. Forbid an "
+                f"action by a large finite cost."
+            )
         actions, classes = names_of("actions", self.actions), names_of("classes", self.classes)
         rows, columns = costs.shape[-2:]
         for axis, names, size in (("actions", actions, rows), ("classes", classes, columns)):

@@ -238,5 +238,5 @@ def _flat(values: Tensor | None, axis: int) -> Any:
     """Return values without an axis K' of length 1, which stands at `axis`, on the CPU."""
     if values is None:
         return None
-    one = values.ndim > axis and values.shape[axis] == 1
-    return (values.squeeze(axis) if one else values).cpu()
+    single = values.ndim > axis and values.shape[axis] == 1
+    return (values.squeeze(axis) if single else values).cpu()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, distributions
+from torch import Tensor
 
 from torchbayes.checks import as_numbers, seen
 from torchbayes.conformal.numbers import as_double, numbers_like
@@ -16,7 +16,7 @@ from torchbayes.data.base import Standardise
 from torchbayes.decisions.costs import names_of
 from torchbayes.metrics._checks import check_probs
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.classes import over_classes
+from torchbayes.predictive.classes import probs_of_draws
 from torchbayes.predictive.mixture import Mixture
 from torchbayes.predictive.predict import predict
 
@@ -115,10 +115,7 @@ def codes_of(targets: Any, classes: tuple[Any, ...], rows: int) -> Tensor:
 
 def probs_of(mixture: Mixture) -> Tensor:
     """Return class probabilities of each draw, (S, B, K), float64; a TypeError unless a row has one class."""
-    kind = over_classes(as_double(mixture).distribution)
-    probs = torch.as_tensor(kind.probs)
-    if isinstance(kind, distributions.Bernoulli):
-        probs = torch.stack([torch.as_tensor(-kind.logits).sigmoid(), probs], dim=-1)
+    probs = probs_of_draws(as_double(mixture).distribution)
     if probs.ndim == 4 and probs.shape[2] == 1:
         probs = probs.squeeze(2)
     if probs.ndim != 3:

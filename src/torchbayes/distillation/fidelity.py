@@ -133,10 +133,10 @@ def _ratio(values: Tensor, reference: Tensor) -> float:
     return float(values.double().mean() / reference.double().mean())
 
 
-def _rank_correlation(one: Tensor, other: Tensor) -> float:
+def _rank_correlation(first: Tensor, other: Tensor) -> float:
     """Return Spearman's correlation; NaN where one side is constant or there is one row."""
-    ranks = torch.stack([_ranks(one), _ranks(other)])
-    return float(torch.corrcoef(ranks)[0, 1]) if len(one) > 1 else float("nan")
+    ranks = torch.stack([_ranks(first), _ranks(other)])
+    return float(torch.corrcoef(ranks)[0, 1]) if len(first) > 1 else float("nan")
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -324,8 +324,8 @@ class Run:
         path = None if self.directory is None else self.directory / CHECKPOINT
         if path is None or not path.exists():
             return fresh, {}
-        about = {**self.about, "run": self.name} if self.name else self.about
-        return load_checkpoint(path, fresh, about, members=self.shard.local)
+        description = {**self.about, "run": self.name} if self.name else self.about
+        return load_checkpoint(path, fresh, description, members=self.shard.local)
 
     def resume_log(self, step: int, *, epochs: int = 0) -> None:
         """Drop the lines of the log after a step, so that a resumed run leaves the log of an uninterrupted one.

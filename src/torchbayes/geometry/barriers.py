@@ -111,10 +111,10 @@ def barrier(
     return Barrier(positions, nll, error if kinds[0] else None, kinds[0])
 
 
-def _between(one: Buffers, other: Buffers, position: float) -> Buffers:
+def _between(first: Buffers, other: Buffers, position: float) -> Buffers:
     """Return interpolated buffers; counts and flags are those of the nearer end."""
-    near = one if position < 0.5 else other
-    return {n: torch.lerp(b, other[n], position) if b.is_floating_point() else near[n] for n, b in one.items()}
+    near = first if position < 0.5 else other
+    return {n: torch.lerp(b, other[n], position) if b.is_floating_point() else near[n] for n, b in first.items()}
 
 
 def _excess(positions: tuple[float, ...], losses: tuple[float, ...]) -> float:

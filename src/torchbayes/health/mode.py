@@ -1,17 +1,33 @@
-"""Check that the weights of a Laplace posterior are a mode."""
+"""Checks of a Laplace posterior: its weights are a mode, and its draws explain the training rows like those near it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torchbayes.health.ending import first, named
+from torchbayes.health.constant import num_targets
+from torchbayes.health.ending import Case, first, named
 from torchbayes.linalg import Scaled
 from torchbayes.linalg.dropped import rest_diagonal
+from torchbayes.model.batches.batch import Batch
+from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.predict import predict
 
 AWAY = "is not at a mode of this model"
 """The problem reported where the gradient of the log joint density is too large for a mode."""
+
+TOO_CAUTIOUS = "so its probabilities are too cautious"
+"""What is said of a posterior that predicts its training rows far worse than its modes do."""
+
+_ROWS = 128  # looked at: a closed form costs the Jacobian of each
+_LOSS = (
+    0.5  # nats per target that the average may lose in any case: γ is at most n, so the quadratic form allows no more
+)
 
 
 def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:
@@ -42,3 +58,40 @@ def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:
         f"likelihood and prior: longer, or at a larger learning rate)"
         for m in first(away_M)
     ]
+
+
+def too_wide(case: Case) -> list[str]:
+    """Return a problem if a Laplace posterior predicts the training rows far worse than its modes do.
+
+    Where the log joint density is quadratic, draws lose γ/2 nats on all n targets together, and their average no more
+    than that (MacKay 1992). It loses more where the curvature at the mode says little of the density around it.
+    Weights trained without the prior grow until every row is certain: the curvature there nearly vanishes, and the
+    posterior is as wide as the prior. The predictions are those that users get, such as the closed form of the
+    linearised network.
+    """
+    posterior: LaplacePosterior = case.posterior
+    if posterior.problems:  # weights that are no mode explain it
+        return []
+    batches = case.source.some(_ROWS)
+    modes = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
+    average, best = (_log_likelihood(p, batches) / num_targets(p.model, batches) for p in (posterior, modes))
+    allowed = float(posterior.effective_parameters().max()) / 2 / posterior.num_targets
+    if best - average <= max(allowed, _LOSS):
+        return []
+    return [
+        f"it predicts the training rows far worse than its mode does ({average:.3g} against {best:.3g} nats a target, "
+        f"where the quadratic form allows a loss of {allowed:.2g}), {TOO_CAUTIOUS}: the curvature at the mode says "
+        f"little of the density around it (leave out `start`, so that the network is trained under the prior of this "
+        f"model, or take SWAG or IVON)"
+    ]
+
+
+def _log_likelihood(posterior: Posterior, batches: Sequence[Batch]) -> float:
+    """Return Σ log p(y|x) of the rows under the predictions of a posterior, weighted as the rows are, in nats."""
+    total = 0.0
+    for batch in batches:
+        predictive = predict(posterior, batch.inputs, chunk_size=batch.size)
+        log_prob_B = predictive.log_prob(batch.targets).double()
+        weights_B = scored(predictive.likelihood, predictive.outputs_SBK[0], batch.targets).row_weights
+        total += float((log_prob_B if weights_B is None else log_prob_B * weights_B).sum())
+    return total

@@ -72,10 +72,10 @@ def _parts(description: Mapping[str, Any]) -> dict[str, str]:
     return {**facts, **{f"prior of weights {where}": law for where, law in priors}}
 
 
-def _alike(one: str, other: str) -> bool:
-    if _NUMBER.split(one) != _NUMBER.split(other):
+def _alike(first: str, other: str) -> bool:
+    if _NUMBER.split(first) != _NUMBER.split(other):
         return False
-    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
+    pairs = zip(_NUMBER.findall(first), _NUMBER.findall(other), strict=True)
     return all(math.isclose(float(a), float(b), rel_tol=1e-5, abs_tol=1e-9) for a, b in pairs)
 
 
@@ -125,13 +125,13 @@ def fingerprint(network: Network, *, without: Container[str] = ()) -> dict[str, 
     return {name: text for name, text in prints.items() if text and name not in without}
 
 
-def fingerprint_differences(found: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return how the constants of a network (`now`) differ from those of another one (`found`), in one clause or none.
+def fingerprint_differences(known: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return how the constants of a network (`now`) differ from those of another one (`known`), in one clause or none.
 
     Tensors whose dtypes differ, as in a converted body, are compared at a few elements, to rounding. Tensors without a
-    name in `found` are not compared.
+    name in `known` are not compared.
     """
-    others = [name for name, text in found.items() if name not in now or not _same_print(text, now[name])]
+    others = [name for name, text in known.items() if name not in now or not _same_print(text, now[name])]
     if not others:
         return []
     named, verb = listed([f"`{name}`" for name in others], _NAMED, ", "), "are" if len(others) > 1 else "is"
@@ -156,9 +156,9 @@ def _printed(tensor: Tensor) -> str:
         return ""
 
 
-def _same_print(one: str, other: str) -> bool:
+def _same_print(first: str, other: str) -> bool:
     """Return whether two tensors are equal; if their dtypes differ, to the rounding of the coarser one."""
-    (sum_, dtype, *values), (own_sum, own_dtype, *own_values) = one.split(), other.split()
+    (sum_, dtype, *values), (own_sum, own_dtype, *own_values) = first.split(), other.split()
     if dtype == own_dtype:
         return sum_ == own_sum
     kinds = [getattr(torch, name.removeprefix("torch.")) for name in (dtype, own_dtype)]

@@ -95,10 +95,10 @@ class _Pass:
     def _changing(self, training: bool) -> set[str]:
         """Return the names of buffers that the module may change; version counters do not show all that norms do."""
         effects = self._held._seen.get(self._module.training)
-        own = {name: tensor for name, tensor in self._held._buffers().items() if name in self._state}
+        buffers = {name: tensor for name, tensor in self._held._buffers().items() if name in self._state}
         if effects is None:
-            return {*own}
-        return {*effects.written, *(n for n, tensor in own.items() if training and tensor.is_floating_point())}
+            return {*buffers}
+        return {*effects.written, *(n for n, tensor in buffers.items() if training and tensor.is_floating_point())}
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -154,8 +154,8 @@ class Model:
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
         axes = axes_of(self.network.module, self.network.layout.names)
-        own = {PREFIX + n: p.prior for n, p in self._learned.items()}
-        self.prior = BoundPrior(self.layout, rules, axes=axes, own=own)
+        learned_priors = {PREFIX + n: p.prior for n, p in self._learned.items()}
+        self.prior = BoundPrior(self.layout, rules, axes=axes, own=learned_priors)
 
     def unpack(self, batch: Any) -> Batch:
         """Return what a loader yields as a `Batch` on the network's device, floating inputs in its dtype.
@@ -387,8 +387,6 @@ def check_finite(inputs: Any) -> None:
                 continue
             wrong = torch.isnan(tensor) if shared else ~torch.isfinite(tensor)
             if wrong.any():
-                must, found = ("not be NaN", "NaN") if shared else ("be finite", "NaN or infinite")
+                must, kind = ("not be NaN", "NaN") if shared else ("be finite", "NaN or infinite")
                 do = "Check what all rows share" if shared else "Remove or impute those rows"
-                raise ValueError(
-                    f"inputs must {must}; {int(wrong.sum())} of {tensor.numel()} values are {found}. {do}."
-                )
+                raise ValueError(f"inputs must {must}; {int(wrong.sum())} of {tensor.numel()} values are {kind}. {do}.")

@@ -90,8 +90,8 @@ class Network:
         kept = factory is None or outweighed(chosen, made)
         has_values = kept and not any(map(without_values, chosen.values()))
         self._held_D = self.layout.join({n: t.to(self.device) for n, t in chosen.items()}) if has_values else None
-        own = random_ids(made, self.layout) | {id(named[name]) for name in self.layout.names}
-        lent = borrowed(made, own)  # constants, which build no graph
+        random_parameters = random_ids(made, self.layout) | {id(named[name]) for name in self.layout.names}
+        lent = borrowed(made, random_parameters)  # constants, which build no graph
         template = functional_copy(made, {**places(named, self.layout, self.mask, held_D=self._held_D), **lent})
         self.constants = {n: p for n, p in template.requires_grad_(False).named_parameters() if n not in chosen}
         self.sharded = bool(sharded(self.constants.items()))

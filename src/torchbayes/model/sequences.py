@@ -116,8 +116,10 @@ def _tokens(inputs: Any, targets: Any) -> Tensor | None:
     if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.shape[1] < 2 or targets.is_floating_point():
         return None
     named = [inputs["input_ids"]] if isinstance(inputs, Mapping) and "input_ids" in inputs else []
-    found = (t for t in (*named, *pytree.tree_leaves(inputs)) if isinstance(t, Tensor) and t.shape == targets.shape)
-    return next((t for t in found if not t.is_floating_point()), None)
+    candidates = (
+        t for t in (*named, *pytree.tree_leaves(inputs)) if isinstance(t, Tensor) and t.shape == targets.shape
+    )
+    return next((t for t in candidates if not t.is_floating_point()), None)
 
 
 def _compares_later(network: Network, inputs: Any, targets: Tensor) -> bool | None:

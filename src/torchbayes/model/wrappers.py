@@ -81,12 +81,12 @@ def plainly_named(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 def without_norms(module: nn.Module) -> dict[str, nn.Module]:
     """Return the layers, by name, whose backward pass leaves out the norms that they divide by: DoRA of PEFT."""
-    found = {}
+    layers = {}
     for name, part in module.named_modules():
         has_norm = type(part).__module__.startswith("peft.") and hasattr(part, "get_weight_norm")
         if has_norm and _with_norm not in part._forward_pre_hooks.values():
-            found[name] = part
-    return found
+            layers[name] = part
+    return layers
 
 
 def differentiated(module: nn.Module) -> nn.Module:

@@ -309,10 +309,10 @@ def _box_muller(radius: Tensor, angle: Tensor, dtype: torch.dtype) -> tuple[Tens
 def _squared_radius(n: Tensor, dtype: torch.dtype) -> Tensor:
     """Return −2 log u₁, u₁ = m 2^−e with m in [√½, √2): log m = 2s (1 + s² P(s²)), s = (m − 1)/(m + 1)."""
     form = _FORMATS[dtype]
-    one = 1 << form.fraction
-    shifted = (n.to(dtype) + 0.5).view(form.word) - (form.root_half - one)
+    unit = 1 << form.fraction
+    shifted = (n.to(dtype) + 0.5).view(form.word) - (form.root_half - unit)
     e = (form.radius + 1 - (shifted >> form.fraction)).to(dtype)
-    f = ((shifted & (one - 1)) + form.root_half).view(dtype) - 1.0
+    f = ((shifted & (unit - 1)) + form.root_half).view(dtype) - 1.0
     if dtype == torch.float32:  # n was rounded; the exact difference keeps all digits close to 1, and f below 0
         f = torch.where(e == 0, ((n ^ _LOW).to(dtype) + 0.5) * -(2.0**-32), f)
     s = f / (f + 2.0)

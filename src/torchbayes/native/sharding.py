@@ -96,8 +96,8 @@ def _without_fsdp(attributes: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in attributes.items() if not name.startswith("__composable_api")}
     for name, hooks in kept.items():
         if name.endswith("hooks"):
-            own = {key: hook for key, hook in hooks.items() if not _module(hook).startswith(_OF_FSDP)}
-            kept[name] = type(hooks)(own)
+            foreign = {key: hook for key, hook in hooks.items() if not _module(hook).startswith(_OF_FSDP)}
+            kept[name] = type(hooks)(foreign)
     return kept
 
 

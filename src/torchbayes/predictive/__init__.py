@@ -1,7 +1,6 @@
 """Predictions of a posterior: the model average over draws, and closed forms of linearised networks."""
 
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.classes import Decision
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
 from torchbayes.predictive.matching import LinearKernel, MatchedPrior, RBFKernel, match_prior
@@ -9,7 +8,6 @@ from torchbayes.predictive.predict import predict, stream
 from torchbayes.predictive.prior import PriorPredictive, prior_predictive
 
 __all__ = [
-    "Decision",
     "FunctionalLaplace",
     "LinearKernel",
     "Linearised",

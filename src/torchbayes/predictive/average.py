@@ -16,7 +16,7 @@ from torchbayes.model.likelihoods import Categorical, Custom
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.likelihoods.quantiles import check_level
 from torchbayes.native.process import undisturbed_methods
-from torchbayes.predictive.classes import Decision, check_ordered, class_probs, decided
+from torchbayes.predictive.classes import check_ordered
 from torchbayes.predictive.columns import frame_of, overview_of
 from torchbayes.predictive.intervals import central_interval
 from torchbayes.predictive.mixture import Mixture
@@ -69,24 +69,6 @@ class Predictive(Mixture):
         judged.likelihood.check(self.outputs_SBK[0], judged.targets)
         likelihood = judged.likelihood if self.function_variance is None else Custom(lambda _: self.distribution)
         return average_log_prob(likelihood, self.outputs_SBK, judged.targets, parameters=self.parameters)
-
-    def decide(self, loss_AK: Any) -> Decision:
-        """Return the action of least expected loss at each input, argmin_a Σ_k loss(a, k) p(k | x, D).
-
-        `torchbayes.decide` takes costs with names, and costs of numbers.
-
-        Args:
-            loss_AK: loss of action a when class k is true, (A, K) finite numbers in any units; a gain is a negative
-                loss. For Bernoulli (A, 2): the columns are 0 and 1.
-
-        Returns:
-            The actions (B, ...), the first of tied ones, and their expected losses (B, ...).
-
-        Raises:
-            TypeError: if the likelihood is not over classes, or losses are not numbers.
-            ValueError: if their shape does not fit, or one is not finite.
-        """
-        return decided(class_probs(self.distribution), loss_AK)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Return the ends of the central interval of each number: the quantiles at (1 ∓ level) / 2.

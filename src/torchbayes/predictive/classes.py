@@ -1,30 +1,17 @@
-"""Distributions over classes: averaged probabilities, entropies, decisions of least loss, and errors of others."""
+"""Distributions over classes: averaged probabilities, entropies, and errors of others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import as_numbers
 from torchbayes.metrics.uncertainty import entropies, rows_at_once
 from torchbayes.model.likelihoods.dirichlet import DirichletCategorical
-
-
-class Decision(NamedTuple):
-    """What to do at each input.
-
-    Attributes:
-        action: index of the action of least expected loss, (B, ...), int64; the first of tied ones.
-        loss: its expected loss, (B, ...), in the units of the losses.
-    """
-
-    action: Tensor
-    loss: Tensor
 
 
 class UndefinedError(TypeError, AttributeError):
@@ -134,28 +121,3 @@ def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
         pairs = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
         return pairs.sigmoid() if by_logits else pairs
     return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
-
-
-def check_costs(name: str, costs: Tensor) -> None:
-    """Raise a ValueError if a cost is not finite."""
-    if not costs.isfinite().all():
-        raise ValueError(
-            f"`{name}` holds NaN or infinite values: {int((~costs.isfinite()).sum())} of {costs.numel()}. Forbid an "
-            f"action by a large finite cost."
-        )
-
-
-def decided(probs: Tensor, loss_AK: Any) -> Decision:
-    """Return the actions of least expected loss under averaged class probabilities (B, ..., K).
-
-    A TypeError if the losses are not numbers; a ValueError if their shape does not fit, or one is not finite.
-    """
-    losses, classes = as_numbers("loss_AK", loss_AK).to(probs.device), probs.shape[-1]
-    if losses.ndim != 2 or not len(losses) or losses.shape[1] != classes:
-        raise ValueError(
-            f"`loss_AK` must have shape (A, {classes}): a row for each action and a column for each of the {classes} "
-            f"classes; got shape {tuple(losses.shape)}."
-        )
-    check_costs("loss_AK", losses)
-    loss, action = (probs.double() @ losses.T).min(-1)
-    return Decision(action, loss.to(probs.dtype))

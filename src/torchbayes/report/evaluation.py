@@ -116,10 +116,10 @@ def number_rows(methods: Mapping[str, Judged], data: Data, inputs: Tensor, *, co
     }
 
 
-def _counted(columns: Mapping[str, Any], what: str) -> str:
+def _counted(columns: Mapping[str, Any], rows: str) -> str:
     """Return sentences on how many rows are marked under each method."""
     counts = {label: f"{int(each['marked'].sum()):,} of {len(each['marked']):,}" for label, each in columns.items()}
-    return " ".join(f"{label}: {count} {what}." for label, count in counts.items())
+    return " ".join(f"{label}: {count} {rows}." for label, count in counts.items())
 
 
 def _scatter(columns: Mapping[str, Any], drawn: live.Live) -> Any:

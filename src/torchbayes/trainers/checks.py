@@ -82,9 +82,9 @@ def check_step(optimizer: Any) -> None:
             f"`epochs` of IVON, `steps_per_epoch`), or end the loop and take `optimizer.posterior()`."
         )
     if len(groups) > 1 or groups[0]["lr"] != 1.0:
-        found = f"got {len(groups)} groups of parameters" if len(groups) > 1 else f"got {groups[0]['lr']:g}"
+        got = f"got {len(groups)} groups of parameters" if len(groups) > 1 else f"got {groups[0]['lr']:g}"
         raise SettingError(
-            f"`lr` of the optimiser must stay 1, of its one group; {found}. {name} has a learning rate or step size "
+            f"`lr` of the optimiser must stay 1, of its one group; {got}. {name} has a learning rate or step size "
             f"and a schedule of its own: set those, and leave out the scheduler, or make it constant."
         )
     check_untouched(optimizer)

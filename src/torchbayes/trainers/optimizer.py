@@ -291,8 +291,8 @@ def _gradient(optimizer: Optimizer[Any]) -> Tensor:
 
 def _description(optimizer: Optimizer[Any]) -> dict[str, Any]:
     """Return what identifies the run of an optimiser, as JSON has it."""
-    about = describe_run(optimizer.model, optimizer, optimizer.method, seed=optimizer.seed, space=None)
-    return json.loads(json.dumps(about, default=lambda setting: type(setting).__qualname__))
+    description = describe_run(optimizer.model, optimizer, optimizer.method, seed=optimizer.seed, space=None)
+    return json.loads(json.dumps(description, default=lambda setting: type(setting).__qualname__))
 
 
 def _packed(optimizer: Optimizer[Any]) -> dict[str, Any]:

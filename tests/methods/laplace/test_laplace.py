@@ -12,10 +12,11 @@ from tests.oracles import LinearGaussian, assert_close, classes, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.data import load
 from torchbayes.driver.checks import ChangingDataWarning
 from torchbayes.driver.progress import summary
 from torchbayes.evidence import linear_gaussian_evidence
-from torchbayes.health.mode import AWAY, off_mode
+from torchbayes.health.mode import AWAY, TOO_CAUTIOUS, off_mode
 from torchbayes.linalg import Dense, Diagonal
 from torchbayes.linalg.dropped import rest_diagonal
 from torchbayes.model.priors.joint import Joint
@@ -224,6 +225,28 @@ class TestModes:
                 warnings.simplefilter("always")
                 found = laplace(linear(), (X, Y), mean + root @ direction, structure="dense")
             assert len(caught) == len(found.problems) == expected
+
+    @pytest.mark.parametrize("trained", [True, False])
+    def test_a_posterior_far_less_sure_than_its_mode_is_reported(self, trained: bool) -> None:
+        """Trained without the prior, weights grow until all rows are certain, and the curvature there nearly vanishes.
+
+        A mode that `fit` finds itself, under the prior, is no such point.
+        """
+        rows = load("digits", train_size=500).train
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
+        optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+        for _ in range(300 * trained):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(rows.inputs), rows.targets).backward()
+            optimizer.step()
+        model = tb.Model(network, tb.likelihoods.Categorical())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tb.ProblemWarning)
+            posterior = tb.fit(model, rows, tb.Laplace(), start=network if trained else None, callbacks=())
+        assert [TOO_CAUTIOUS in problem for problem in posterior.problems] == [True] * trained
+        if not trained:
+            assert tb.evaluate(posterior, rows).metrics["nll"] < 0.1
 
     def test_what_a_low_rank_leaves_out_is_no_distance_from_a_mode(self) -> None:
         """In the directions left out the covariance is the prior's, along which a small gradient would lead far."""

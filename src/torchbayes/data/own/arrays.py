@@ -26,22 +26,22 @@ _TESTS = (("test_inputs", "test_targets"), ("x_test", "y_test"), ("X_test", "y_t
 _TESTS += (("test_images", "test_labels"),)
 
 
-def as_data(name: str, found: Any, *, split: int = 0, train_size: int | None = None) -> Data:
+def as_data(name: str, loaded: Any, *, split: int = 0, train_size: int | None = None) -> Data:
     """Return what a user's loader gave as a data set, standardised with the statistics of the training rows.
 
-    `found` is a data set; or inputs and targets (arrays, tensors or lists of numbers); or these and test inputs and
+    `loaded` is a data set; or inputs and targets (arrays, tensors or lists of numbers); or these and test inputs and
     test targets, in pairs or one after the other; or a dict of such by the names that archives may have. `split`
     numbers the draw of the test rows, where none are given; `train_size` keeps that many training rows, drawn at
     random.
     """
-    if isinstance(found, Data):
+    if isinstance(loaded, Data):
         if train_size is not None:
             raise ValueError(
                 f"`train_size` cannot choose rows of {name}, which is standardised already. Return arrays instead."
             )
-        return replace(found, name=name)
-    named = isinstance(found, Mapping) and not hasattr(found, "save_to_disk")
-    pairs = _named(name, found) if named else in_pairs(name, found)
+        return replace(loaded, name=name)
+    named = isinstance(loaded, Mapping) and not hasattr(loaded, "save_to_disk")
+    pairs = _named(name, loaded) if named else in_pairs(name, loaded)
     return _assembled(name, name, f"{name}, data of the user", pairs, split=split, train_size=train_size)
 
 
@@ -137,13 +137,13 @@ _SEVERAL = "A model here has one array of inputs; several need Python: torchbaye
 _SMALLEST = 8  # height and width of images whose channel is not written
 
 
-def in_pairs(name: str, found: Any) -> list[tuple[Any, Any]]:
+def in_pairs(name: str, loaded: Any) -> list[tuple[Any, Any]]:
     """Return what a user's function gave as one or two pairs of inputs and targets, the test pair second."""
-    if isinstance(found, tuple | list) and len(found) == 4:
-        return [(found[0], found[1]), (found[2], found[3])]
-    if isinstance(found, tuple | list) and len(found) == 2:
-        return [(pair[0], pair[1]) for pair in found] if all(map(_is_pair, found)) else [(found[0], found[1])]
-    raise TypeError(f"{name} must give {_FORM}; got {seen(found)}.{_advice(found)}")
+    if isinstance(loaded, tuple | list) and len(loaded) == 4:
+        return [(loaded[0], loaded[1]), (loaded[2], loaded[3])]
+    if isinstance(loaded, tuple | list) and len(loaded) == 2:
+        return [(pair[0], pair[1]) for pair in loaded] if all(map(_is_pair, loaded)) else [(loaded[0], loaded[1])]
+    raise TypeError(f"{name} must give {_FORM}; got {seen(loaded)}.{_advice(loaded)}")
 
 
 def _is_pair(part: Any) -> bool:

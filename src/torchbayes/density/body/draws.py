@@ -49,9 +49,9 @@ def first_pass(model: Model, functions: Functions) -> Pass:
     return Pass(model, views, functions.inputs, buffers, differing)
 
 
-def _differing(own: Buffers, buffers_S: Buffers) -> frozenset[str]:
+def _differing(network: Buffers, buffers_S: Buffers) -> frozenset[str]:
     """Return the names of buffers that draws have others of than the network."""
-    return frozenset(name for name, buffer_S in buffers_S.items() if (buffer_S != own[name]).any())
+    return frozenset(name for name, buffer_S in buffers_S.items() if (buffer_S != network[name]).any())
 
 
 def check_fits(outputs_BK: Tensor, functions: Functions) -> None:

@@ -151,9 +151,9 @@ def _memory(path_MRP: Tensor) -> Tensor:
     chains, rows, _ = path_MRP.shape
     if rows < _FEW:
         return torch.full((chains,), math.nan, dtype=torch.float64)
-    found = []
+    rows_per_ess = []
     for path_RP in path_MRP.double().cpu():
         sizes_P = ess(path_RP.unsqueeze(0))
         sizes_P = sizes_P[sizes_P.isfinite()]
-        found.append((rows / sizes_P).mean() if len(sizes_P) else torch.tensor(math.nan))
-    return torch.stack(found).double()
+        rows_per_ess.append((rows / sizes_P).mean() if len(sizes_P) else torch.tensor(math.nan))
+    return torch.stack(rows_per_ess).double()

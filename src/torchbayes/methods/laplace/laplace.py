@@ -20,7 +20,8 @@ from torch import Tensor
 
 from torchbayes.curvature.collect import units
 from torchbayes.density.density import LogDensity
-from torchbayes.health.mode import off_mode
+from torchbayes.health.ending import Ended
+from torchbayes.health.mode import off_mode, too_wide
 from torchbayes.linalg import Curvature
 from torchbayes.linalg.dropped import evened
 from torchbayes.methods.choices import Choice, Epochs, Strength
@@ -189,6 +190,9 @@ class Laplace(Kept, Defaults):
         )
         _ = posterior.gaussian  # factorised now, so that an indefinite precision raises here
         return posterior.with_problems(problems)
+
+    def ending(self, posterior: LaplacePosterior, state: State) -> Ended:
+        return Ended(then=[too_wide])
 
 
 def _note_evened(curvature: Curvature) -> None:

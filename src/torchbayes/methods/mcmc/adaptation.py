@@ -144,9 +144,9 @@ class RunningCovariance:
         return factor_MDD.contiguous()
 
 
-def _shrunk(found: Tensor, prior: Tensor, count: int) -> Tensor:
+def _shrunk(estimates: Tensor, prior: Tensor, count: int) -> Tensor:
     """Return estimates from `count` observations, with a prior of the weight of five."""
-    return (count * found + 5 * prior) / (count + 5)
+    return (count * estimates + 5 * prior) / (count + 5)
 
 
 def windows(burn_in: int) -> tuple[int, tuple[int, ...]]:

@@ -243,7 +243,7 @@ def _in_turn(
     return new, Info(new.log_density_M, new.log_likelihood_M, None, *statistics, faults)
 
 
-def _move(new: State, on: Tensor, above_R: Tensor, found: Sequence[Tensor]) -> None:
+def _move(new: State, on: Tensor, above_R: Tensor, candidates: Sequence[Tensor]) -> None:
     """Move those of some chains whose new point is above their height there, in place."""
-    for values, new_values in zip((getattr(new, name) for name in _PLACE), found, strict=True):
+    for values, new_values in zip((getattr(new, name) for name in _PLACE), candidates, strict=True):
         values.index_copy_(0, on, choose(above_R, new_values.to(values), values[on]))

@@ -224,11 +224,11 @@ def check_rows(tree: Any, name: str = "inputs") -> None:
     raise ValueError(f"every tensor of the {name} must have the same number of rows; {_listed(sizes, name)}.{shared}")
 
 
-def _listed(sizes: Sequence[tuple[Any, tuple[int, ...]]], what: str) -> str:
+def _listed(sizes: Sequence[tuple[Any, tuple[int, ...]]], label: str) -> str:
     """Return the leaves and their numbers of rows: at most four, and first one leaf for each number."""
     first = {size: index for index, (_, size) in reversed([*enumerate(sizes)])}
     chosen = sorted([*first.values(), *(set(range(len(sizes))) - {*first.values()})][:_NAMED])
-    named = [(_named(sizes[n][0], what), sizes[n][1]) for n in chosen]
+    named = [(_named(sizes[n][0], label), sizes[n][1]) for n in chosen]
     text = ", ".join(f"{name} has {size[0] if size else 'no row axis'}" for name, size in named)
     return text + (", …" if len(sizes) > _NAMED else "")
 

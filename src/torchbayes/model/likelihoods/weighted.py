@@ -79,11 +79,11 @@ class Weighted:
         return _times(scored(self.base, outputs, targets[0]), targets[1].to(outputs.dtype))
 
 
-def _times(found: Counted, weights: Tensor) -> Counted:
+def _times(counted: Counted, weights: Tensor) -> Counted:
     """Return targets whose weights are multiplied by those of the rows."""
-    if found.weights is None:
-        return found._replace(weights=weights)
-    return found._replace(weights=found.weights * weights.view(-1, *[1] * (found.weights.ndim - 1)))
+    if counted.weights is None:
+        return counted._replace(weights=weights)
+    return counted._replace(weights=counted.weights * weights.view(-1, *[1] * (counted.weights.ndim - 1)))
 
 
 def unweighted(likelihood: Likelihood) -> Likelihood:

@@ -103,14 +103,14 @@ class WeightedMixture(Posterior):
         """
         if not self.model.network.buffers and all(part.beside(part.members, seed=seed) is None for part in self.parts):
             return None
-        order, found = torch.empty(draws, dtype=torch.int64), list[Functions]()
+        order, functions = torch.empty(draws, dtype=torch.int64), list[Functions]()
         for part, rows, source in self._turns(draws):
-            order[rows] = sum(each.draws for each in found) + torch.arange(len(rows))
+            order[rows] = sum(each.draws for each in functions) + torch.arange(len(rows))
             known = part if self.calibration is None else part.calibrated(self.calibration)
-            found.append(known.functions(_needed(part, source), seed=seed).some(source))
-        buffers = [each.buffers_S for each in found if each.buffers_S]
-        masks = [each.masks_S for each in found if each.masks_S]
-        if (masks and len(masks) < len(found)) or (buffers and len(buffers) < len(found)):
+            functions.append(known.functions(_needed(part, source), seed=seed).some(source))
+        buffers = [each.buffers_S for each in functions if each.buffers_S]
+        masks = [each.masks_S for each in functions if each.masks_S]
+        if (masks and len(masks) < len(functions)) or (buffers and len(buffers) < len(functions)):
             raise ValueError(
                 "the parts of this mixture must all have dropout, or none of them. Predict with each alone."
             )
@@ -121,11 +121,11 @@ class WeightedMixture(Posterior):
         return Beside(buffers_S, tuple(together[s] for s in order.tolist()) if masks else None)
 
     def tensors(self) -> dict[str, Tensor]:
-        found = dict[str, Tensor]()
+        tensors = dict[str, Tensor]()
         for number, part in enumerate(self.parts):
             buffers = {BUFFERS + name: tensor for name, tensor in (part.buffers_M or {}).items()}
-            found |= {f"{number}.{name}": tensor for name, tensor in {**part.tensors(), **buffers}.items()}
-        return found
+            tensors |= {f"{number}.{name}": tensor for name, tensor in {**part.tensors(), **buffers}.items()}
+        return tensors
 
     def settings(self) -> dict[str, Any]:
         parts = [
@@ -143,9 +143,11 @@ class WeightedMixture(Posterior):
     def restore(cls, model: Model, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Self:
         parts = []
         for number, described in enumerate(settings["parts"]):
-            own = {n.removeprefix(f"{number}."): t for n, t in tensors.items() if n.startswith(f"{number}.")}
-            part = KINDS[described["kind"]].restore(model, own, described["settings"])
-            buffers = {n.removeprefix(BUFFERS): t for n, t in own.items() if n.startswith(BUFFERS)}
+            tensors_of_part = {
+                n.removeprefix(f"{number}."): t for n, t in tensors.items() if n.startswith(f"{number}.")
+            }
+            part = KINDS[described["kind"]].restore(model, tensors_of_part, described["settings"])
+            buffers = {n.removeprefix(BUFFERS): t for n, t in tensors_of_part.items() if n.startswith(BUFFERS)}
             known = {"statistics_known": described["statistics_known"], "problems": tuple(described["problems"])}
             parts.append(replace(part, buffers_M=buffers or None, **known))
         return cls(model, tuple(parts), tuple(map(tuple, settings["shares"])), tuple(settings["names"]))
@@ -155,8 +157,8 @@ class WeightedMixture(Posterior):
         flat = [share for shares in self.shares for share in shares]
         member_S, found, first = in_shares(flat, draws), list[tuple[Posterior, Tensor, Tensor]](), 0
         for part in self.parts:
-            own = (member_S >= first) & (member_S < first + part.members)
-            rows = own.nonzero().squeeze(1)
+            of_part = (member_S >= first) & (member_S < first + part.members)
+            rows = of_part.nonzero().squeeze(1)
             which = member_S[rows] - first
             before = torch.nn.functional.one_hot(which, part.members).cumsum(0).gather(1, which.unsqueeze(1)) - 1
             if len(rows):

@@ -12,30 +12,32 @@ from torchbayes.model.likelihoods.quantiles import average_quantile
 _NEAR, _TERMS = 0.1, 16  # below |r| = 0.1 the series to the 16th power is exact to 1e-16
 
 
-def summary(own: Distribution, *, spread: Tensor | None = None, level: float | None = 0.95) -> dict[str, Tensor]:
+def summary(
+    distribution: Distribution, *, spread: Tensor | None = None, level: float | None = 0.95
+) -> dict[str, Tensor]:
     """Return the average of S predictive distributions and its uncertainty, named as in a `Predictive`.
 
-    `own` has batch shape (S, B, ...); `spread` is the variance of each draw's outputs in closed form, (S, B, ...),
-    under a normal likelihood. For classes the result has `probs` (B, ..., K), and `entropy`, its parts
+    `distribution` has batch shape (S, B, ...); `spread` is the variance of each draw's outputs in closed form,
+    (S, B, ...), under a normal likelihood. For classes the result has `probs` (B, ..., K), and `entropy`, its parts
     `mutual_information` and `expected_entropy`, (B, ...) in nats. For numbers it has `mean`, `variance`, its parts
     `epistemic` and `aleatoric`, and the ends of the central interval, `lower` and `upper`, (B, ...), unless `level`
     is None or the distribution has no `cdf`.
     """
-    if isinstance(own, distributions.Categorical | distributions.Bernoulli):
-        return _of_classes(own)
-    return _of_numbers(own, spread, level)
+    if isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
+        return _of_classes(distribution)
+    return _of_numbers(distribution, spread, level)
 
 
-def _of_classes(own: distributions.Categorical | distributions.Bernoulli) -> dict[str, Tensor]:
-    probs = torch.as_tensor(own.probs)
+def _of_classes(classes: distributions.Categorical | distributions.Bernoulli) -> dict[str, Tensor]:
+    probs = torch.as_tensor(classes.probs)
     all_probs = probs
-    if isinstance(own, distributions.Bernoulli):  # from logits, because 1 − p would lose small probabilities
-        other = torch.as_tensor(-own.logits).sigmoid() if "logits" in vars(own) else 1 - probs
+    if isinstance(classes, distributions.Bernoulli):  # from logits, because 1 − p would lose small probabilities
+        other = torch.as_tensor(-classes.logits).sigmoid() if "logits" in vars(classes) else 1 - probs
         all_probs = torch.stack([other, probs], dim=-1)
     mean = all_probs.mean(0)
     mutual, expected = _divergence(all_probs, mean), _entropy(all_probs).mean(0)
-    if isinstance(own, DirichletCategorical):
-        within = own.mutual_information().mean(0)
+    if isinstance(classes, DirichletCategorical):
+        within = classes.mutual_information().mean(0)
         mutual, expected = mutual + within, expected - within
     return {
         "probs": probs.mean(0),
@@ -45,8 +47,8 @@ def _of_classes(own: distributions.Categorical | distributions.Bernoulli) -> dic
     }
 
 
-def _of_numbers(own: Distribution, spread: Tensor | None, level: float | None) -> dict[str, Tensor]:
-    means, noise, predictive = own.mean, own.variance, own
+def _of_numbers(numbers: Distribution, spread: Tensor | None, level: float | None) -> dict[str, Tensor]:
+    means, noise, predictive = numbers.mean, numbers.variance, numbers
     mean = means.mean(0)  # the first of its kind, because ONNX gives the name `mean` to no other node then
     between = means.var(0, correction=0)
     if spread is not None:
