@@ -73,7 +73,8 @@ def run(cells: list[NotebookNode]) -> list[NotebookNode]:
     todo = [cell for cell in cells if cell.cell_type == "code" and "recorded" not in cell.metadata]
     if todo:
         place = {"metadata": {"path": str(ROOT)}}  # where hidden blocks find `tools`
-        NotebookClient(new_notebook(cells=todo), timeout=600, kernel_name="python3", resources=place).execute()
+        quiet = ["--log-level=ERROR"]
+        NotebookClient(new_notebook(cells=todo), timeout=600, resources=place, extra_arguments=quiet).execute()
     for cell in todo:
         cell.outputs = [output for output in cell.outputs if _is_shown(output)]
     return cells
@@ -195,5 +196,4 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 def on_post_build(config: Any) -> None:
     """Write the notebooks beside the pages."""
     for name, cells in _pages.items():
-        file = Path(config.site_dir, name).with_suffix(".ipynb")
-        nbformat.write(notebook_of(cells.result()), file)
+        nbformat.write(notebook_of(cells.result()), Path(config.site_dir, name).with_suffix(".ipynb"))
