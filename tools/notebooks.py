@@ -73,8 +73,8 @@ def run(cells: list[NotebookNode]) -> list[NotebookNode]:
     todo = [cell for cell in cells if cell.cell_type == "code" and "recorded" not in cell.metadata]
     if todo:
         place = {"metadata": {"path": str(ROOT)}}  # where hidden blocks find `tools`
-        quiet = ["--log-level=ERROR"]
-        NotebookClient(new_notebook(cells=todo), timeout=600, resources=place, extra_arguments=quiet).execute()
+        how = {"resources": place, "coalesce_streams": True, "extra_arguments": ["--log-level=ERROR"]}
+        NotebookClient(new_notebook(cells=todo), timeout=600, **how).execute()
     for cell in todo:
         cell.outputs = [output for output in cell.outputs if _is_shown(output)]
     return cells

@@ -63,7 +63,8 @@ See [another](other.md), or [far away](https://example.org).
 
 ```python exec="on" source="above" result="text" session="a"
 import sys
-print("seen")
+print("see", end="")
+print("n")
 print("a warning", file=sys.stderr)
 ```
 
