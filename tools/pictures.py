@@ -65,15 +65,14 @@ def surfaces(probs: Mapping[str, Any], side: Any, inputs: Any, targets: Any) -> 
 
 
 @house_style
-def over(x: Any, mean: Any, low: Any, high: Any, labels: tuple[str, str], known: Any) -> Figure:
-    """Draw predictions with their intervals over one input, whose values in the training rows are marked."""
-    figure = new_figure(WIDE, 2.6)
+def doubts(x: Any, doubt: Any, known: Any, labels: tuple[str, str]) -> Figure:
+    """Draw how unsure the function is of new rows over one input, whose values in the training rows are marked."""
+    figure = new_figure(WIDE, 2.4)
     axes = figure.subplots()
-    bars = axes.vlines(x, low, high, color=BLUE, alpha=0.4, linewidth=3)
-    dots = axes.plot(x, mean, "o", color=BLUE, markersize=4)[0]
+    dots = axes.plot(x, doubt, "o", color=BLUE, markersize=4)[0]
     rows = axes.plot(known, np.zeros(len(known)), "|", color=INK, alpha=0.4, markersize=6)[0]
     axes.set(xlabel=labels[0], ylabel=labels[1])
-    legend_above(figure, {"predicted mean": dots, "95 % interval": bars, "training rows": rows})
+    legend_above(figure, {"new houses": dots, "houses in the table": rows})
     return figure
 
 
