@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ def _table(cost: FiniteCost, truth: Tensor) -> Tensor:
 def _constant(cost: Costs | NumberCost, truth: Tensor, known: Tensor | None) -> dict[str, Tensor]:
     """Return the costs of each action for all rows, or of the best number for all."""
     if cost.actions is not None:
-        columns = cost.costs[:, truth].T if isinstance(cost, Costs) else _table(cost, truth)  # type: ignore[arg-type]
+        columns = cost.costs[:, truth].T if isinstance(cost, Costs) else _table(cast(FiniteCost, cost), truth)
         return {f"always {name}": column for name, column in zip(cost.actions, columns.unbind(-1), strict=True)}
     known = (truth if known is None else known).double().reshape(-1)
     levels = torch.linspace(0, 1, _CONSTANTS, dtype=torch.float64)

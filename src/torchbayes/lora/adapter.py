@@ -37,9 +37,10 @@ def fresh(base: Base, settings: Settings) -> Any:
         target_modules=targets_of(base.network, settings.targets),
         task_type="CAUSAL_LM",
     )
+    pretrained: Any = base.network
     try:
         with _quiet():
-            return peft.get_peft_model(base.network, config).eval()  # type: ignore[arg-type]
+            return peft.get_peft_model(pretrained, config).eval()
     except ValueError as error:
         raise ValueError(
             f"no LoRA can be put on {base.name}: {' '.join(str(error).split())[:300]} Name other `targets`, such as "
@@ -75,9 +76,10 @@ def trained(base: Base, folder: str) -> Any:
     config, tensors = _read(Path(folder))
     settings = peft.LoraConfig.from_pretrained(folder)
     settings.inference_mode = False
+    pretrained: Any = base.network
     try:
         with _quiet():
-            network = peft.PeftModelForCausalLM(base.network, settings).eval()  # type: ignore[arg-type]
+            network = peft.PeftModelForCausalLM(pretrained, settings).eval()
             expected = peft.get_peft_model_state_dict(network, save_embedding_layers=False)
     except ValueError as error:
         raise ValueError(_of_another(folder, config, base, " ".join(str(error).split())[:200])) from error

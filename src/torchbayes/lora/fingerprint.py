@@ -22,7 +22,8 @@ _NOT_OF_BASE = frozenset({"_name_or_path", "transformers_version", "dtype", "tor
 
 def fingerprint(network: nn.Module) -> dict[str, Any]:
     """Return what identifies a network of Hugging Face, JSON-serialisable: see the module."""
-    config = {k: v for k, v in network.config.to_dict().items() if k not in _NOT_OF_BASE}  # type: ignore[operator, union-attr]
+    pretrained: Any = network.config
+    config = {k: v for k, v in pretrained.to_dict().items() if k not in _NOT_OF_BASE}
     named = dict(network.named_parameters())
     layout = [f"{name} {list(each.shape)} {each.dtype}" for name, each in named.items()]
     names = [*named]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -36,11 +36,12 @@ def needed(empty: nn.Module, settings: Settings, *, length: int, members: int = 
     counted = {id(each): each for each in empty.parameters()}
     width = _bytes(settings, next(iter(counted.values())).dtype)
     matrices = {id(layer.weight) for layer in linear if isinstance(layer, nn.Linear)}
-    output = getattr(empty.get_output_embeddings(), "weight", None)  # type: ignore[operator]
+    pretrained: Any = empty  # of Hugging Face
+    output = getattr(pretrained.get_output_embeddings(), "weight", None)
     small = matrices - {id(output)} if settings.load_in_4bit else set()
     base = sum(each.numel() * (_BITS if key in small else width) for key, each in counted.items())
-    config = empty.config.get_text_config()  # type: ignore[operator, union-attr]
-    hidden, layers = int(config.hidden_size), int(config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
+    config = pretrained.config.get_text_config()
+    hidden, layers = int(config.hidden_size), int(config.num_hidden_layers)
     pairs = 3 * settings.rank * hidden * layers * 2  # queries and values, on narrower sides too
     activations = _KEPT * width * settings.batch_size * length * hidden * layers
     return Needed(base, 4.0 * _COPIES * members * pairs, activations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ def centred(start: Any) -> tuple[Any, Tensor | None]:
     """Return a start; for a Gaussian its means, with the standard deviations of the weights, (M, D)."""
     if not isinstance(start, Posterior) or not hasattr(type(start), "gaussian"):
         return start, None
-    gaussian: Gaussian = start.gaussian  # type: ignore[attr-defined]
+    gaussian: Gaussian = cast(Any, start).gaussian
     point = Point(start.model, gaussian.mean_MD, buffers_M=start.buffers_M)
     return point, gaussian.covariance.diagonal().sqrt()
 
