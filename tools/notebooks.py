@@ -7,7 +7,7 @@ result="text"   what is printed is on the page as text
 html="true"     what is printed is on the page as it is: a picture
 top="true"      and stands under the title, wherever the block is
 
-Where no block of a page is both run and seen, its plain blocks are cells with the outputs that the page has recorded.
+Where no block of a page is run and seen, its plain blocks are cells with the outputs that the page has recorded.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]  # where hidden blocks find `tools`
 FOLDER = "tutorials/"
-KERNELS = 2  # at a time
+# Seconds on a machine that is busy, where an output that comes late must not be left out without a word.
+HOW = {"timeout": 1800, "startup_timeout": 300, "iopub_timeout": 300, "raise_on_iopub_timeout": True}
+HOW |= {"coalesce_streams": True, "extra_arguments": ["--log-level=ERROR"]}
 RUN = re.compile(r'^```python exec="on"([^\n]*)\n(.*?)^```\n', re.M | re.S)
 RECORDED = re.compile(r"^```python()\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 ONLY_ON_PAGES = re.compile(r"^(?:!!!|\?\?\?|===|:::|--8<--)|\]\([^)]*\)\{", re.M)
@@ -72,9 +74,7 @@ def run(cells: list[NotebookNode]) -> list[NotebookNode]:
     """
     todo = [cell for cell in cells if cell.cell_type == "code" and "recorded" not in cell.metadata]
     if todo:
-        place = {"metadata": {"path": str(ROOT)}}  # where hidden blocks find `tools`
-        how = {"resources": place, "coalesce_streams": True, "extra_arguments": ["--log-level=ERROR"]}
-        NotebookClient(new_notebook(cells=todo), timeout=600, **how).execute()
+        NotebookClient(new_notebook(cells=todo), resources={"metadata": {"path": str(ROOT)}}, **HOW).execute()
     for cell in todo:
         cell.outputs = [output for output in cell.outputs if _is_shown(output)]
     return cells
@@ -171,7 +171,7 @@ def _numbered(cells: list[NotebookNode]) -> NotebookNode:
 
 def on_pre_build(config: Any) -> None:
     """Begin to run the tutorials, beside the pages that MkDocs builds meanwhile."""
-    pool = ThreadPoolExecutor(KERNELS)
+    pool = ThreadPoolExecutor(2)  # kernels at a time
     for file in sorted(Path(config.docs_dir, FOLDER).glob("*.md")):
         text = file.read_text(encoding="utf-8")
         _pages[FOLDER + file.name] = pool.submit(lambda text=text: run(cells_of(text)))
