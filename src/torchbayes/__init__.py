@@ -25,7 +25,7 @@ from torchbayes.continual import Learned, Task, coresets, sequence
 from torchbayes.decisions.decide import decide
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
 from torchbayes.distillation.distill import distill
-from torchbayes.driver import Chains, Event, sample
+from torchbayes.driver import Chains, Event, Progress, Tracker, sample
 from torchbayes.methods.laplace.subnetwork import subnetwork
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise.collector import Collector
@@ -81,7 +81,9 @@ _ROOMS = (
     "data",
     "distillation",
     "experiments",
+    "forecasting",
     "geometry",
+    "hub",
     "lora",
     "metrics",
     "networks",
@@ -149,6 +151,7 @@ __all__ = [
     "PredictiveModule",
     "PriorPredictive",
     "ProblemWarning",
+    "Progress",
     "Propagated",
     "RBFKernel",
     "RadialPosterior",
@@ -158,6 +161,7 @@ __all__ = [
     "Subspace",
     "Task",
     "TemperatureScaling",
+    "Tracker",
     "WarmUp",
     "WeightedMixture",
     "__version__",

@@ -13,7 +13,7 @@ import math
 import numbers
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -38,7 +38,9 @@ def plain(settings: Any) -> None:
     """Turn the fields of a frozen dataclass into Python's own numbers, in place, in its `__post_init__`."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        plain_field = tuple(plain_value(value)) if isinstance(value, list | tuple) else plain_value(value)
+        # lists of configurations, such as those of OmegaConf, are no `list`
+        several = isinstance(value, tuple | MutableSequence)
+        plain_field = tuple(plain_value(value)) if several else plain_value(value)
         if plain_field is not value:
             object.__setattr__(settings, field.name, plain_field)
 

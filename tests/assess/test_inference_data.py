@@ -1,5 +1,6 @@
 """What arviz gets of a posterior is what the library itself computes, and its functions run on it."""
 
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.driver.log import History
+from torchbayes.selection.start import without_dropped
 
 arviz: Any = pytest.importorskip("arviz")
 ROWS = 40
@@ -34,7 +37,7 @@ def chains(data: tuple[Tensor, Tensor]) -> tb.Posterior:
 def test_groups_hold_what_the_library_computes(chains: tb.Posterior, data: tuple[Tensor, Tensor]) -> None:
     tree = tb.to_arviz(chains, data, prior=True)
     groups = {"posterior", "posterior_predictive", "log_likelihood", "observed_data", "prior", "prior_predictive"}
-    assert set(tree.groups()) == groups
+    assert set(tree.groups()) == groups | {"sample_stats"}
     draws_MS = chains.weights_MSD[:, :, 0].numpy()  # pyright: ignore[reportAttributeAccessIssue]
     np.testing.assert_array_equal(tree.posterior["weight"].values[..., 0, 0], draws_MS)
     prediction = tb.predict(chains, data[0], draws=chains.default_draws)
@@ -81,3 +84,74 @@ def test_classes_and_batches_of_rows() -> None:
     assert tree.posterior_predictive["targets"].values.shape == (1, 3, 30)
     whole = tb.to_arviz(ensemble, (inputs, targets), draws=3)
     np.testing.assert_allclose(tree.log_likelihood["targets"], whole.log_likelihood["targets"], rtol=1e-5)
+
+
+def log_joint(weights_MSD: Tensor, data: tuple[Tensor, Tensor]) -> Tensor:
+    """The log joint density of the linear model by its formula, (M, S)."""
+    noise = torch.distributions.Normal(weights_MSD[..., :1] * data[0][:, 0] + weights_MSD[..., 1:], 0.3)
+    prior = torch.distributions.Normal(0.0, 1.0).log_prob(weights_MSD).sum(-1)
+    return noise.log_prob(data[1][:, 0]).sum(-1) + prior
+
+
+def test_each_draw_has_the_report_of_its_own_step(data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    method = tb.HMC(chains=2, steps=60, burn_in=21, thin=3)
+    found: Any = tb.fit(model_of(tb.likelihoods.Gaussian(0.3)), data, method, callbacks=(), directory=tmp_path / "run")
+    stats = found.sample_stats
+    torch.testing.assert_close(stats["lp"], log_joint(found.weights_MSD, data), rtol=1e-10, atol=0)
+    assert stats["step"].tolist() == [list(range(24, 61, 3))] * 2
+    found.save(tmp_path / "copy.safetensors")
+    for file in (tmp_path / "run" / "posterior.safetensors", tmp_path / "copy.safetensors"):
+        loaded = tb.load(file, model_of(tb.likelihoods.Gaussian(0.3)))
+        assert loaded.sample_stats is not None
+        assert stats.keys() == loaded.sample_stats.keys()
+        assert all(torch.equal(stats[name], loaded.sample_stats[name]) for name in stats)
+
+
+def test_a_resumed_run_reports_what_a_whole_one_does(data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    model, method = model_of(tb.likelihoods.Gaussian(0.3)), tb.NUTS(chains=2, steps=60, burn_in=20)
+    whole = tb.fit(model, data, method, callbacks=()).sample_stats
+    tb.fit(model, data, method, callbacks=[lambda event: event.step == 35], directory=tmp_path)
+    resumed = tb.fit(model, data, method, callbacks=(), directory=tmp_path, resume=True).sample_stats
+    assert whole is not None
+    assert resumed is not None
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    depth, steps = whole["tree_depth"], whole["n_steps"]
+    assert bool(((2 ** (depth - 1) <= steps) & (steps < 2**depth)).all())
+
+
+def test_draws_on_minibatches_have_the_means_of_their_epoch(data: tuple[Tensor, Tensor]) -> None:
+    records: list[dict[str, Any]] = []
+    method = tb.SGLD(chains=2, steps=200, burn_in=80, thin=1, batch_size=10, step_size=3e-3)
+    keep = [lambda event: records.append(event.record) and None]
+    found = tb.fit(model_of(tb.likelihoods.Gaussian(0.3)), data, method, callbacks=keep)
+    assert found.sample_stats is not None
+    expected = [[records[(step - 1) // 4]["log_density"][m] for step in range(81, 201)] for m in range(2)]
+    assert found.sample_stats["lp"].tolist() == expected
+    assert list(tb.to_arviz(found).sample_stats) == list(found.sample_stats)
+
+
+def test_a_line_that_was_lost_leaves_gaps() -> None:
+    history = History({"epoch": n, "step": 4 * n, "energy": [float(n), -float(n)]} for n in (1, 2, 4))
+    energy_MS = history.at(torch.arange(1, 18), within=4)["energy"]
+    expected = [1.0] * 4 + [2.0] * 4 + [float("nan")] * 4 + [4.0] * 4 + [float("nan")]
+    np.testing.assert_array_equal(energy_MS[0].numpy(), expected)
+    np.testing.assert_array_equal(energy_MS[1].numpy(), -np.array(expected))
+
+
+@pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")  # of arviz, to matplotlib
+def test_arviz_reads_the_reports(chains: tb.Posterior, data: tuple[Tensor, Tensor]) -> None:
+    tree = tb.to_arviz(chains)
+    ours = tb.diagnostics.ebfmi(torch.from_numpy(tree.sample_stats["energy"].values))
+    np.testing.assert_allclose(arviz.bfmi(tree), ours.numpy(), rtol=0.02)  # which divides by S - 1 and S
+    for plot in (arviz.plot_energy, arviz.plot_trace):
+        plot(tree)
+    plt.close("all")
+    assert list(tb.to_arviz(chains, draws=80).groups()) == ["posterior"]
+
+
+def test_what_chains_report_leaves_with_them(data: tuple[Tensor, Tensor]) -> None:
+    method = tb.HMC(chains=3, steps=30, burn_in=10)
+    found: Any = tb.fit(model_of(tb.likelihoods.Gaussian(0.3)), data, method, callbacks=())
+    with pytest.warns(tb.ProblemWarning, match="dropped"):
+        left = without_dropped(found, torch.tensor([False, True, False]))
+    torch.testing.assert_close(left.sample_stats["lp"], log_joint(left.weights_MSD, data), rtol=1e-10, atol=0)

@@ -47,6 +47,7 @@ ROOMS_OF = {
     "networks.": networks,
     "report.": report,
     "figures.": figures,
+    "hub.": tb.hub,
     "sklearn.": estimators,
     "trainers.": trainers,
 }
@@ -98,11 +99,11 @@ PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 # their own tests damage files
 FILES = {"adapters.read_questions", "load", "load_module", "calibration.load", "compression.load", "conformal.load"}
 FILES |= {"distillation.load"}
-FILES |= {"decisions.load"}
+FILES |= {"decisions.load", "hub.load", "hub.push", "hub.save"}
 ESTIMATORS = {"sklearn." + name for name in estimators.__all__}  # tests/sklearn: they check what they get in `fit`
 RUNS = {"lora." + name for name in ("acquire", "fit", "load", "predict", "score")}  # tests/lora: they need a base
 PROCESSES = {"adapters.shard"}  # needs a process group, as tests/native/test_sharding.py has it
-TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
+TAKE_NOTHING = {"Progress", "data.names", "data.ood_names", "networks.names", "report.versions"}
 ELSEWHERE = RESULTS | PROTOCOLS | FILES | PROCESSES | TAKE_NOTHING | ESTIMATORS | RUNS
 
 

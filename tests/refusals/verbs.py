@@ -17,6 +17,7 @@ from tests.refusals.nonsense import (
     FLAG,
     FUNCTION,
     MAPPING,
+    NAMED,
     NAN,
     OBJECT,
     PATH,
@@ -97,7 +98,7 @@ def _stream(**options: Any) -> None:
 
 _SCALED = {"prior_scale": maybe(POSITIVE)}
 _POSTERIORS: dict[str, str] = dict.fromkeys(
-    ("buffers_M", "statistics_known", "calibration", "problems"), "set by `fit`"
+    ("buffers_M", "statistics_known", "calibration", "problems", "sample_stats"), "set by `fit`"
 )
 
 VERBS = {
@@ -408,8 +409,14 @@ VERBS = {
             "shares": (*OBJECT, (), ((1.0,),), ((0.5, NAN),), ((0.6, 0.6),), ((1.5, -0.5),)),
             "names": (None, "text", 3, NAN, ["a"]),
         },
-        dict.fromkeys(("buffers_M", "statistics_known", "calibration", "problems"), "as of every posterior"),
+        dict.fromkeys(_POSTERIORS, "as of every posterior"),
         named={"parts": ("`parts`", "`parts[", "`shares`")},
+    ),
+    "Tracker": Case(
+        tb.Tracker,
+        lambda: {"tracker": print},
+        {"tracker": OBJECT, "name": NAMED},
+        named={"name": ("`name`",)},
     ),
     "uncertainty": Case(tb.uncertainty, _predict, _prediction(inputs=_INPUTS)),
     "detection": Case(

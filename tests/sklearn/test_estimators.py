@@ -1,7 +1,7 @@
 """Estimators on tables: what they learn, in which units, from which rows, and how they are used by scikit-learn."""
 
 import pickle
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -219,6 +219,30 @@ def test_settings_of_a_method_are_parameters():
         of.set_params(methods__epochs=3)
     with pytest.raises(ValueError, match="`method` is 'auto', which has no settings such as 'epochs'"):
         BayesianRegressor().set_params(method__epochs=3)
+
+
+def perceptron(inputs: int, outputs: int, width: int = 6, *, bias: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, width, bias=bias), nn.Tanh(), nn.Linear(width, outputs))
+
+
+def test_arguments_of_a_network_are_parameters():
+    of: Any = classifier(network=perceptron)
+    assert {name: value for name, value in of.get_params().items() if name.startswith("network__")} == {
+        "network__width": 6,
+        "network__bias": True,
+    }
+    search = GridSearchCV(of, {"network__width": [2, 9], "method__epochs": [12]}, cv=2)
+    best: Any = search.fit(NUMBERS, CLASSES).best_estimator_
+    shapes = best.posterior_.model.layout.shapes
+    assert shapes["0.weight"] == (search.best_params_["network__width"], 3)
+    direct = classifier(network=partial(perceptron, width=search.best_params_["network__width"])).fit(NUMBERS, CLASSES)
+    again = cast(Any, clone(best)).fit(NUMBERS, CLASSES)
+    for other in (direct, pickle.loads(pickle.dumps(best)), again):
+        np.testing.assert_array_equal(other.predict_proba(NUMBERS), best.predict_proba(NUMBERS))
+    with pytest.raises(ValueError, match=r"`network` has no setting 'depth'\. Did you mean width"):
+        best.set_params(network__depth=3)
+    with pytest.raises(ValueError, match="`network` is an object of type Sequential, which has no settings"):
+        classifier(network=perceptron(3, 3)).set_params(network__width=3)
 
 
 def test_probabilities_give_a_calibration_curve():

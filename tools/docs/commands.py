@@ -28,6 +28,7 @@ from torchbayes.cli import acquire as acquiring
 from torchbayes.cli import certify as certifying
 from torchbayes.cli import commands, judge, options
 from torchbayes.cli import compare as comparing
+from torchbayes.cli import forecast as forecasting
 from torchbayes.cli import lora as adapting
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import Schedule, StepSchedule
@@ -154,7 +155,7 @@ def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
     def stop(parser: Any, arguments: list[str]) -> Any:
         raise _Seen(then(parser, arguments))
 
-    rooms = (commands, comparing, judge, certifying, abstaining, adapting, acquiring)
+    rooms = (commands, comparing, judge, certifying, abstaining, adapting, acquiring, forecasting)
     with ExitStack() as stack:
         for room in rooms:
             stack.enter_context(patch.object(room, "parse", stop))

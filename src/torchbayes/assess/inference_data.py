@@ -44,6 +44,7 @@ def to_arviz(
     - posterior_predictive: a target at each row from each draw;
     - log_likelihood: log p(y_n | f_s(x_n)) of each row under each draw, in nats, which `arviz.loo` reads;
     - observed_data: the targets;
+    - sample_stats: what the sampler reported of each draw (`Posterior.sample_stats`), where all draws are handed over;
     - prior and prior_predictive: the same of draws from the prior of the model.
 
     Args:
@@ -75,6 +76,9 @@ def to_arviz(
     functions = posterior.functions(draws, seed=seed)
     warn_of(posterior.problems)
     groups = {"posterior": _weights(functions, weights, chains)}
+    if posterior.sample_stats and draws == posterior.default_draws:
+        shape = (chains, draws // chains)
+        groups["sample_stats"] = {name: s for name, s in posterior.sample_stats.items() if s.shape == shape}
     if rows:
         groups["posterior_predictive"] = _targets(functions, rows, chains, seed=seed, chunk_size=chunk_size)
         groups["log_likelihood"] = _densities(functions, rows, chains, chunk_size=chunk_size)

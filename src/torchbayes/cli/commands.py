@@ -25,6 +25,7 @@ from torchbayes.cli.abstain import abstain
 from torchbayes.cli.acquire import acquire
 from torchbayes.cli.certify import certify
 from torchbayes.cli.compare import compare, evidence
+from torchbayes.cli.forecast import forecast
 from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.lora import lora
 from torchbayes.cli.options import (
@@ -313,6 +314,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "certify": certify,
     "report": report,
     "acquire": acquire,
+    "forecast": forecast,
     "lora": lora,
     "reproduce": reproduce,
     "list": list_,

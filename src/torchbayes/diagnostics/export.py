@@ -10,6 +10,35 @@ from torchbayes.diagnostics._blocks import check_draws
 
 Named = Tensor | Mapping[str, Tensor]
 
+# Numbers of a step -> their name in arviz, and whether they are flags.
+_IN_ARVIZ = {
+    "log_density": ("lp", False),
+    "energy": ("energy", False),
+    "acceptance": ("acceptance_rate", False),
+    "step_size": ("step_size", False),
+    "gradients": ("n_steps", False),
+    "divergent": ("diverging", True),
+    "saturated": ("reached_max_treedepth", True),
+}
+
+
+def in_arviz(numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return numbers of the steps of a sampler by the names of arviz, those that have one.
+
+    A trajectory of NUTS of L steps has doubled ⌊log₂ L⌋ + 1 times, the doubling in which it turned included.
+
+    Args:
+        numbers: name in the log of a run -> float64, any shape; NaN where it is not known, which is no flag.
+    """
+    stats = {
+        known_as: numbers[name] > 0 if is_flag else numbers[name]
+        for name, (known_as, is_flag) in _IN_ARVIZ.items()
+        if name in numbers
+    }
+    if "saturated" in numbers and "gradients" in numbers:
+        stats["tree_depth"] = numbers["gradients"].log2().floor() + 1
+    return stats
+
 
 @runtime_checkable
 class Sampled(Protocol):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.diagnostics import Summary, summary
+from torchbayes.diagnostics.export import in_arviz
 from torchbayes.methods.protocol import Method
 from torchbayes.model.parameters import Parameters
 
@@ -22,16 +23,6 @@ _QUANTILES = {"q5": 0.05, "q50": 0.5, "q95": 0.95}
 _HEADS = {"q5": "5 %", "q50": "50 %", "q95": "95 %", "ess_bulk": "bulk ESS", "ess_tail": "tail ESS", "rhat": "R-hat"}
 _FORMATS = {"ess_bulk": ".0f", "ess_tail": ".0f", "rhat": ".3f"}
 _SHOWN = 20  # quantities that are printed
-# Numbers of a step -> their name in arviz, and whether they are flags.
-_IN_ARVIZ = {
-    "log_density": ("lp", False),
-    "energy": ("energy", False),
-    "acceptance": ("acceptance_rate", False),
-    "step_size": ("step_size", False),
-    "gradients": ("n_steps", False),
-    "divergent": ("diverging", True),
-    "saturated": ("reached_max_treedepth", True),
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,12 +92,7 @@ class Chains:
 
     def sample_stats(self) -> dict[str, Tensor]:
         """Return what the step before each draw reported, by the names of arviz, each (M, S)."""
-        at_S, stats = self.steps_S - 1, {}
-        for name, (known_as, is_flag) in _IN_ARVIZ.items():
-            if name in self.numbers:
-                values_MS = self.numbers[name][:, at_S]
-                stats[known_as] = values_MS > 0 if is_flag else values_MS
-        return stats
+        return in_arviz({name: values[:, self.steps_S - 1] for name, values in self.numbers.items()})
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Return the numbers of the table for every quantity.

@@ -12,12 +12,14 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchbayes.diagnostics.export import in_arviz
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import CHECKPOINT, advice, read_header, run_of, sealed, unsealed, write_whole
 from torchbayes.posteriors.locks import FileWarning, open_own, shorten
@@ -69,9 +71,38 @@ class History:
         columns = {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items()}
         return {name: column.view(-1, self._members)[steps > after].T for name, column in columns.items()}
 
+    def at(self, steps_S: Tensor, *, within: int) -> dict[str, Tensor]:
+        """Return the numbers of the lines that cover some steps, by name, each float64 (M, S).
+
+        The line of a step is the first at or after it, less than `within` steps later: the steps of an epoch. Where
+        it was lost, numbers are NaN.
+        """
+        ends = torch.tensor(self._steps)
+        columns = self.columns(after=-1)
+        if not columns:
+            return {}
+        line_S = torch.searchsorted(ends, steps_S).clamp(max=len(ends) - 1)
+        later_S = ends[line_S] - steps_S
+        known_S = (later_S >= 0) & (later_S < within)
+        return {name: torch.where(known_S, column_MR[:, line_S], math.nan) for name, column_MR in columns.items()}
+
     def first(self, name: str, after: int = 0) -> str:
         """Return the first text of a name after a step; empty if there is none."""
         return next((text for step, key, text in self._texts if key == name and step > after), "")
+
+
+def with_reports(posterior: Any, history: History, *, within: int) -> Any:
+    """Return draws of chains with what their sampler reported of each, from the log; other posteriors as they are.
+
+    A line of the log covers `within` steps.
+    """
+    if posterior.sample_stats is None:
+        return posterior
+    steps_MS = posterior.sample_stats["step"]
+    numbers = history.at(steps_MS[0], within=within)
+    # a column that holds only NaN is that of another phase of the run
+    numbers = {name: values for name, values in numbers.items() if not values.isnan().all()}
+    return replace(posterior, sample_stats={**in_arviz(numbers), "step": steps_MS})
 
 
 def append(path: Path, record: Mapping[str, Any], run: str) -> None:

@@ -12,7 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from torchbayes.checks import given
 from torchbayes.methods.protocol import Method
@@ -41,6 +42,29 @@ class Event:
     state: Any
     info: Any
     record: dict[str, Any]
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers of the record by name, texts left out.
+
+        A number of several members is `nll/0`, `nll/1` … of each of them, and `nll/mean`.
+        """
+        numbers: dict[str, float] = {}
+        for name, entry in self.record.items():
+            if isinstance(entry, list) and len(entry) > 1:
+                numbers |= {f"{name}/{m}": value for m, value in enumerate(entry)}
+                numbers[f"{name}/mean"] = sum(entry) / len(entry)
+            elif isinstance(entry, list) and entry:
+                numbers[name] = entry[0]
+            elif isinstance(entry, int | float):
+                numbers[name] = entry
+        return numbers
+
+
+class Progress:
+    """In a list of callbacks, the progress bar that `callbacks=None` shows: `callbacks=[tb.Progress(), tracker]`."""
+
+    def __call__(self, event: Event) -> None:
+        """Do nothing: `fit` and `sample` put their bar in its place."""
 
 
 Callback = Callable[[Event], object]
@@ -168,7 +192,7 @@ def _shown(title: str, done: int, total: int, *, unit: str) -> Iterator[Callback
             yield Lines(title, done, total, write=lambda line: print(line, file=sys.stderr, flush=True), unit=unit)
             return
         stack.callback(_BAR.release)
-        progress = stack.enter_context(Progress(*columns, console=console))
+        progress = stack.enter_context(Bar(*columns, console=console))
         task = progress.add_task(title, total=total, completed=done, numbers="")
 
         def move(event: Event) -> None:
@@ -181,29 +205,33 @@ def _shown(title: str, done: int, total: int, *, unit: str) -> Iterator[Callback
 def listeners(
     callbacks: Sequence[Callback] | None, method: Method, epochs: tuple[int, int], *, unit: str | None = None
 ) -> Iterator[Sequence[Callback]]:
-    """Yield the callbacks of a run; by default a progress bar.
+    """Yield the callbacks of a run; by default a progress bar, which also takes the place of `Progress`.
 
     `epochs` are those done and those of the run. `unit` is what is counted, in the plural; None for epochs, or
     iterations where each step takes all rows.
     """
-    if callbacks is not None:
+    if callbacks is not None and not _has_bar(callbacks):
         yield callbacks
         return
     unit = unit or ("epochs" if method.needs.batch_size else "iterations")
     with progress_bar(method, *epochs, unit=unit) as bar:
-        yield (bar,)
+        yield [bar if isinstance(each, Progress) else each for each in callbacks or (Progress(),)]
+
+
+def _has_bar(callbacks: Sequence[Callback]) -> bool:
+    return any(isinstance(callback, Progress) for callback in callbacks)
 
 
 @contextmanager
 def search_bar(
     callbacks: Sequence[Callback] | None, method: Method
 ) -> Iterator[Callable[[int, int, float | None], object]]:
-    """Show the progress of first runs, in which held-out rows choose settings; with callbacks nothing is shown.
+    """Show the progress of first runs, in which held-out rows choose settings; callbacks without bar show nothing.
 
     Yields a function of the epochs or trial runs done, those of the longest search, and the negative log likelihood
     of the held-out rows, where it is known.
     """
-    if callbacks is not None:
+    if callbacks is not None and not _has_bar(callbacks):
         yield lambda *_: None
         return
     with progress_bar(method, 0, 0, unit="at most", doing="choosing settings by held-out rows") as bar:

@@ -68,7 +68,8 @@ def sample(
         seed: seed of the chains, and of where they start; None is 0, or that of `resume`.
         callbacks: called with an `Event` after each step, where an epoch is one step; one that returns True ends
             the run. None shows a progress bar on a terminal, elsewhere a line after 5 s and then after ever
-            longer waits, on standard error; an empty tuple shows nothing.
+            longer waits, on standard error; an empty tuple shows nothing, and
+            a list shows the bar if it holds `tb.Progress()`.
         resume: the result of an earlier call, continued up to the steps of the method: with the same density,
             parameters and settings, and without a start.
 

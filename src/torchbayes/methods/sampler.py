@@ -115,7 +115,9 @@ class Sampler(Kept, Defaults, ABC):
             ValueError: if there are none yet.
         """
         assert shelf is not None, "a sampler puts its draws on a shelf"
-        return Draws(density.model, self.sound(shelf.weights_MSD(), state), statistics_known=True)
+        weights_MSD = self.sound(shelf.weights_MSD(), state)
+        steps_MS = torch.tensor(retained_steps(self, state.step)).expand(len(weights_MSD), -1)
+        return Draws(density.model, weights_MSD, statistics_known=True, sample_stats={"step": steps_MS})
 
     def sound(self, weights_MSD: Tensor, state: Any) -> Tensor:
         """Return the draws without those that chains took while they diverged.

@@ -78,7 +78,8 @@ def made_by(given: Given) -> nn.Module:
     if isinstance(given, nn.Module):
         return bare(given)
     if not callable(given):
-        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(given)}.")
+        inside = " Give its `module_`." if hasattr(given, "module_") else ""  # a fitted net of skorch
+        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(given)}.{inside}")
     with _seeded(None), as_the_program():  # a factory draws from the global generator, which is the user's
         module = given()
     if not isinstance(module, nn.Module):

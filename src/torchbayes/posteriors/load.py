@@ -18,7 +18,7 @@ from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import CHECKPOINT, CONFIG, POSTERIOR, RESTORE, read_header, read_tensors, run_of
 from torchbayes.posteriors.functions import Calibration
 from torchbayes.posteriors.modules.module import MODULES, PredictiveModule
-from torchbayes.posteriors.posterior import BUFFERS, KINDS, Posterior
+from torchbayes.posteriors.posterior import BUFFERS, KINDS, SAMPLE_STATS, Posterior
 from torchbayes.posteriors.store import DrawFile
 
 
@@ -48,6 +48,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         kinds = ", ".join(sorted(KINDS))
         raise ValueError(f"{path} holds a {header.get('kind')!r}, not a posterior; known are {kinds}.")
     buffers = {n.removeprefix(BUFFERS): t for n, t in tensors.items() if n.startswith(BUFFERS)}
+    stats = {n.removeprefix(SAMPLE_STATS): t.cpu() for n, t in tensors.items() if n.startswith(SAMPLE_STATS)}
     try:
         check_layout(path, header["layout"], model)
         run, settings = header.get("run"), header["settings"]
@@ -70,6 +71,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         calibration=calibration,
         statistics_known=header["statistics_known"],
         problems=tuple(header.get("problems", ())),
+        sample_stats=stats or None,
     )
 
 

@@ -31,7 +31,7 @@ from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.randomness.seeds import Purpose, numbered
 
-BUFFERS = "buffers."
+BUFFERS, SAMPLE_STATS = "buffers.", "sample_stats."
 
 
 KINDS: dict[str, Any] = {}
@@ -73,6 +73,8 @@ class Posterior(ABC):
         calibration: training inputs for batch-norm statistics; set by `fit`, not saved.
         problems: known problems, one clause each, such as "chain 2 never moved". They are saved, and functions that
             use the posterior warn of them.
+        sample_stats: what a sampler reported with each draw of its chains, by the names of ArviZ, each (M, S), and
+            `step`, after which the draw was taken. Samplers on minibatches report means over epochs. None of others.
     """
 
     model: Model
@@ -80,6 +82,7 @@ class Posterior(ABC):
     statistics_known: bool = field(default=False, kw_only=True)
     calibration: Calibration | None = field(default=None, kw_only=True, repr=False, compare=False)
     problems: tuple[str, ...] = field(default=(), kw_only=True)
+    sample_stats: Mapping[str, Tensor] | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     kind = "abstract"
     linear = False  # whether outputs are linear in all weights that vary
@@ -276,7 +279,8 @@ def _buffers_of(posterior: Posterior, weights_SD: Tensor) -> Buffers | None:
 def packed(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the header of a posterior's file."""
     buffers = {BUFFERS + n: b for n, b in (posterior.buffers_M or {}).items()}
-    return {**posterior.tensors(), **buffers}, header_of(posterior, posterior.settings())
+    stats = {SAMPLE_STATS + n: s for n, s in (posterior.sample_stats or {}).items()}
+    return {**posterior.tensors(), **buffers, **stats}, header_of(posterior, posterior.settings())
 
 
 def header_of(posterior: Posterior, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torchbayes.calls import explained
 from torchbayes.checks import as_seed
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checks import check_fit, check_run, check_shares, check_size
+from torchbayes.driver.log import with_reports
 from torchbayes.driver.loop import run_to_end
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import density_of, informed, rows_of
@@ -125,7 +126,7 @@ def fit(
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
             None shows a progress bar on a terminal, elsewhere a line after each tenth of the run, on standard
             error, and the same for the trial runs in which held-out rows choose settings; an empty tuple shows
-            nothing.
+            nothing. A list shows the bar if it holds `tb.Progress()`.
         ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
             result is that of one process to rounding. The first of them writes, and calls the callbacks with the
             state of its own members; all of them must see the directory.
@@ -285,11 +286,13 @@ def _finished(posterior: Any, model: Model, data: Any, *, then: Method | None, r
     )
     problems = (*posterior.problems, *further.problems)
     if networks:
-        joined = replace(posterior, weights_MSD=further.weights_MD.unsqueeze(1), buffers_M=further.buffers_M)
+        now = {"weights_MSD": further.weights_MD.unsqueeze(1), "buffers_M": further.buffers_M}
+        joined = replace(posterior, **now, sample_stats=None)
         return joined.with_problems(problems)
     still_MSD = posterior.weights_MSD[still_M, :1].expand(-1, further.weights_MSD.shape[1], -1)
     in_order_SMD = torch.cat([further.weights_MSD, still_MSD]).transpose(0, 1).contiguous()
-    return replace(further, weights_MSD=in_order_SMD.transpose(0, 1)).with_problems(problems)
+    stats = further.sample_stats if bool(~still_M.any()) else None
+    return replace(further, weights_MSD=in_order_SMD.transpose(0, 1), sample_stats=stats).with_problems(problems)
 
 
 def _judged(
@@ -309,6 +312,7 @@ def _judged(
     """
     state = run.shard.whole(state)
     posterior = method.posterior(density, state, run.shelf).calibrated(source.inputs)
+    posterior = with_reports(posterior, run.history, within=run.about["steps_per_epoch"])
     ending = method.ending(posterior, state)
     if (noise := run.about.get("chosen", {}).get("noise")) is not None:
         posterior, ending = posterior.with_learned(noise), ending.with_learned(noise)

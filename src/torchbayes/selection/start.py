@@ -184,7 +184,8 @@ def worth_keeping(posterior: Any, standard: Standard, source: Source, *, history
     weights_MSD = posterior.weights_MSD.clone()
     replaced_M = verdict.replaced_M.to(weights_MSD.device)
     weights_MSD[replaced_M] = begin.weights_MD[replaced_M].unsqueeze(1).to(weights_MSD)
-    return _some_chains(replace(posterior, weights_MSD=weights_MSD), ~verdict.dropped_M)
+    stats = None if replaced_M.any() else posterior.sample_stats
+    return _some_chains(replace(posterior, weights_MSD=weights_MSD, sample_stats=stats), ~verdict.dropped_M)
 
 
 def without_dropped(posterior: Any, dropped_M: Tensor | None) -> Any:
@@ -199,5 +200,6 @@ def _some_chains(posterior: Any, kept_M: Tensor) -> Any:
     """Return draws of some chains, in memory, in the order in which samplers store them."""
     kept_M = kept_M.to(posterior.weights_MSD.device)
     buffers_M = posterior.buffers_M and {name: each[kept_M] for name, each in posterior.buffers_M.items()}
+    stats = posterior.sample_stats and {name: each[kept_M.cpu()] for name, each in posterior.sample_stats.items()}
     in_order_MSD = posterior.weights_MSD[kept_M].transpose(0, 1).contiguous().transpose(0, 1)
-    return replace(posterior, weights_MSD=in_order_MSD, buffers_M=buffers_M)
+    return replace(posterior, weights_MSD=in_order_MSD, buffers_M=buffers_M, sample_stats=stats)

@@ -98,7 +98,8 @@ class BayesianEstimator(BaseEstimator):
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters; if `deep` also settings of them, "method__epochs" the epochs of the method, and so on.
 
-        A grid search may so vary settings of the method, the likelihood or the prior.
+        A grid search may so vary settings of the method, the likelihood or the prior. "network__width"
+        is the argument `width` of a function that makes the network.
         """
         params = super().get_params(deep)
         if deep:

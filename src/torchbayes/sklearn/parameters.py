@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
+
+from torch import nn
 
 from torchbayes.checks import nearest, seen
 
 
 def settings_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a method, a likelihood or another such object, and theirs: `optimizer__lr`."""
+    """Yield the settings of a method, a likelihood or another such object, and theirs: `optimizer__lr`.
+
+    Those of a function that makes a network are its arguments with a default, behind the numbers of inputs and outputs.
+    """
+    if _makes_network(value):
+        yield from ((each.name, each.default) for each in [*_arguments(value)][2:] if each.default is not each.empty)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             if field.init:
@@ -33,4 +42,19 @@ def changed(name: str, value: Any, settings: dict[str, Any]) -> Any:
                 f"`{name}` has no setting {first!r}. {nearest(first, [key for key in known if '__' not in key])}"
             )
         outer[first] = changed(first, outer.get(first, known[first]), {rest: setting}) if nested else setting
-    return dataclasses.replace(value, **outer)
+    return partial(value, **outer) if _makes_network(value) else dataclasses.replace(value, **outer)
+
+
+def _makes_network(value: Any) -> bool:
+    return (
+        isinstance(value, partial)
+        or inspect.isfunction(value)
+        or (inspect.isclass(value) and issubclass(value, nn.Module))
+    )
+
+
+def _arguments(function: Any) -> Iterable[inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters.values()
+    except ValueError:  # of a function in C
+        return ()

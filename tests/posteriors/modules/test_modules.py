@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributions, nn
+from torch._dynamo.testing import CompileCounter
 
 import torchbayes as tb
 from tests.covering import some_of
@@ -134,6 +136,26 @@ def test_it_is_compiled(name: str) -> None:
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     prediction = tb.predict(posterior, inputs(ROWS), draws=DRAWS, seed=5)
     assert_predicts(compiled, prediction, inputs(ROWS), OF_CLASSES)
+
+
+@pytest.mark.parametrize("name", ["dense", "convolutional"])
+def test_one_network_is_compiled_for_all_draws(name: str) -> None:
+    operations = {}
+    for draws in (2, 6):
+        counter = CompileCounter()
+        posterior, _, inputs = averaged(name)
+        module = posterior.module(draws, seed=5)
+        plain = module(inputs(ROWS))
+        module.compile(backend=counter)
+        torch._dynamo.reset()
+        compiled = module(inputs(ROWS))
+        assert_predicts(module, tb.predict(posterior, inputs(ROWS), draws=draws, seed=5), inputs(ROWS), OF_CLASSES)
+        for entry, value in plain.items():
+            assert_close(compiled[entry], value)
+        operations[draws] = counter.op_count
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            assert_close(other(inputs(ROWS))["probs"], plain["probs"])
+    assert operations[2] == operations[6] > 0
 
 
 # `test_averages_of_numbers_go_to_onnx` takes the dense network there, and `test_it_is_exported_with_a_dynamic_batch`

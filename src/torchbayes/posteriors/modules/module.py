@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -31,6 +31,11 @@ MODULES: dict[str, Any] = {}
 """Every kind of module, by its name in files."""
 
 _Kind = TypeVar("_Kind", bound=Any)
+
+_MASKED = (
+    "a network with dropout can be exported if its masks are a part of the weights, and here they are not: "
+    "an nn.Sequential whose nn.Dropout layers stand right beside linear layers. Use the module as it is."
+)
 
 
 def readable(kind: _Kind) -> _Kind:
@@ -103,6 +108,7 @@ class ModelAverage(PredictiveModule):
 
     kind = "module"
     parts = ("draws", "shared", "learned")
+    _compiled: Callable[..., Any] | None = None  # runs a network
 
     @classmethod
     def of(
@@ -138,19 +144,38 @@ class ModelAverage(PredictiveModule):
     def prepared(self, network: nn.Module) -> nn.Module:
         return network
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the network in place, once for all draws, by `torch.compile` with these arguments.
+
+        `torch.compile(module)` makes one graph of all S networks instead: it takes longer to compile, for large ones
+        too long, and is faster where networks are small.
+
+        Args:
+            *args: as of `torch.compile`.
+            **kwargs: as of `torch.compile`.
+
+        Raises:
+            DropoutError: if the networks have dropout masks beside their weights.
+        """
+        if "masks" in self._settings:
+            raise DropoutError(_MASKED)
+        self._compiled = torch.compile(self._network.run, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: value for name, value in self.__dict__.items() if name not in {"_compiled", "_compiled_call_impl"}
+        }
+
     def _outputs(self, s: int, state: dict[str, Tensor], inputs: Any) -> Tensor:
         """Return the outputs of one drawn network; a DropoutError if it is exported and has masks."""
 
         def run(rows: Any) -> Tensor:
-            return outputs_of(self._network.run(state, rows), self._class_axis)
+            return outputs_of((self._compiled or self._network.run)(state, rows), self._class_axis)
 
         if "masks" not in self._settings:
             return run(inputs)
         if torch.compiler.is_compiling():
-            raise DropoutError(
-                "a network with dropout can be exported if its masks are a part of the weights, and here they are not: "
-                "an nn.Sequential whose nn.Dropout layers stand right beside linear layers. Use the module as it is."
-            )
+            raise DropoutError(_MASKED)
         return under(Mask(*self._settings["masks"][s]), self, self._network.module, run=run, inputs=inputs)
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:

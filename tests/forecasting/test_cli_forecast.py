@@ -1,0 +1,116 @@
+"""`torchbayes forecast`: a column of a table over time, as the library forecasts it."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+import torchbayes as tb
+from torchbayes.cli.commands import main
+from torchbayes.forecasting import BayesianForecaster
+
+FEW = ["--method", "MAP", "--method.epochs", "2", "--directory", "run"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    warnings.simplefilter("ignore")  # fits of two epochs have problems
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    noise: np.ndarray = np.random.default_rng(0).normal(size=(2, 96))
+    months = pd.date_range("2010-01-01", periods=96, freq="MS")
+    values = 10 + np.sin(np.arange(96) * np.pi / 6) + 0.1 * noise[0]
+    return pd.DataFrame({
+        "month": months,
+        "sold": np.round(64 * values) / 64,
+        "visits": np.round(64 * noise[1]) / 64,
+        "shop": "a",
+    })
+
+
+def ran(capsys, frame: pd.DataFrame, *options: str, time: str = "month", code: int = 0) -> str:
+    frame.to_csv("sales.csv", index=False)
+    assert main(["forecast", "--data", "sales.csv", "--time", time, "--target", "sold", *FEW, *options]) == code
+    said = capsys.readouterr()
+    return said.out if code == 0 else said.err
+
+
+def test_a_table_is_forecast_as_the_library_does(capsys, frame, monkeypatch):
+    few = partial(HistGradientBoostingRegressor, max_iter=5)
+    monkeypatch.setattr("sklearn.ensemble.HistGradientBoostingRegressor", few)
+    said = ran(capsys, frame, "--backtest", "3")
+    written = pd.read_csv("run/forecast.csv")
+    series: Any = frame.set_index("month").sold
+    expected = BayesianForecaster(12, method=tb.MAP(members=5, epochs=2)).fit(series).forecast()
+    assert list(written.time)[:2] == ["2018-01-01", "2018-02-01"]
+    assert len(written) == 12
+    np.testing.assert_allclose(written["quantile 0.5"], expected.median, rtol=1e-4)
+    assert np.all(written["adapted low"] <= written["adapted high"])
+    assert {"seasonal naive", "boosted trees", "MAP", "MAP + PID"} <= set(pd.read_csv("run/backtest.csv").forecaster)
+    assert "MASE" in said
+    assert Path("run/report.html").stat().st_size > 10_000
+
+
+def test_the_forecast_alone_as_json(capsys, frame):
+    said = ran(capsys, frame, "--backtest", "0", "--json", "--horizon", "2", "--others", "visits", "--coverage", "0.98")
+    rows = json.loads(said[said.index("[") :])
+    assert [row["time"][:10] for row in rows] == ["2018-01-01", "2018-02-01"]
+    assert rows[0]["quantile 0.01"] < rows[0]["quantile 0.05"]
+
+
+def test_gaps_are_refused_or_filled_with_the_value_before(capsys, frame):
+    days = frame.assign(month=pd.date_range("2020-01-01", periods=96)).drop(index=[30, 31])
+    assert "must be evenly spaced; 1 of 93 steps" in ran(capsys, days, "--backtest", "0", code=2)
+    ran(capsys, days, "--backtest", "0", "--fill", "--horizon", "3")
+    filled = days.set_index("month").sold.asfreq("D").ffill()
+    expected = BayesianForecaster(3, method=tb.MAP(members=5, epochs=2)).fit(filled).forecast()
+    np.testing.assert_allclose(pd.read_csv("run/forecast.csv")["quantile 0.5"], expected.median, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, ["--others", "shop"], "column 'shop' must hold numbers"),
+        ({}, ["--others", "weather"], "There is no column of sales.csv called 'weather'"),
+        ({"month": "soon"}, [], "column 'month' must hold dates in one form"),
+        ({"month": 7}, [], "evenly spaced and increase"),
+        ({"sold": 3.0}, [], "all 96 values of `series` are the same"),
+        ({}, ["--horizon", "0"], "`horizon` must be a whole number of at least 1"),
+        ({}, ["--horizon", "90"], "of them to look back"),
+        ({}, ["--coverage", "2"], "must lie between 0 and 1"),
+    ],
+)
+def test_wrong_requests_are_said_in_one_line(capsys, frame, change, options, message):
+    said = ran(capsys, frame.assign(**change), "--backtest", "0", *options, code=2)
+    assert len(said.strip().splitlines()) <= 2
+    assert re.search(message, said)
+
+
+def test_times_may_be_numbers(capsys, frame):
+    ran(capsys, frame.assign(month=np.arange(96) * 5), "--backtest", "0", "--horizon", "2")
+    assert pd.read_csv("run/forecast.csv").step.tolist() == [1, 2]
+
+
+def test_rows_are_sorted_and_short_series_are_not_judged(capsys, frame):
+    short = frame.iloc[:50]
+    ran(capsys, short)
+    expected = Path("run/forecast.csv").read_text()
+    frame.iloc[:50].iloc[::-1].to_csv("back.csv", index=False)
+    assert main(["forecast", "--data", "back.csv", "--time", "month", "--target", "sold", *FEW]) == 0
+    said = capsys.readouterr().err
+    assert "Rows are sorted by month." in said
+    assert "Not judged: a fifth of 50 values is shorter than the horizon." in said
+    assert Path("run/forecast.csv").read_text() == expected
