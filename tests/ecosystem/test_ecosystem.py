@@ -108,6 +108,7 @@ def test_a_pruned_trial_ends_after_an_epoch(names: dict[str, Any]) -> None:
     assert len(trial.intermediate_values) == 1
 
 
+@pytest.mark.slow
 @needs("hydra")
 def test_hydra_runs_the_script(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from torchbayes.catalogue.data import defaults
 from torchbayes.curvature.passes import _EXTRA
+from torchbayes.methods.laplace.curvature_pass import CurvatureSettings
 from torchbayes.methods.protocol import Method
 from torchbayes.methods.sampler import Sampler
 
@@ -63,7 +64,7 @@ def test_the_work_by_default_is_counted_from_the_settings() -> None:
     surveys = len(online.order(1000)) - epochs
     assert f"{epochs} and {surveys} by default" in row("`OnlineLaplace`", "Work")[1]
     assert f"− 1 = {2**nuts.max_doublings - 1:,}" in row("`NUTS`", "Work")[1]
-    backward = laplace.passes * 2 * (laplace.curvature_settings.directions + _EXTRA)
+    backward = laplace.passes * 2 * (CurvatureSettings.of(laplace).directions + _EXTRA)
     assert f"`passes` ({laplace.passes}) passes, each with 2 (rank + {_EXTRA}) backward passes: {backward}" in TEXT
     assert tb.Laplace(structure="ekfac", prior="model").epochs == 2
     assert tb.Laplace(structure="dense", prior="model").epochs == 1

@@ -112,12 +112,7 @@ class Laplace(Kept, Defaults):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.curvature_settings
-
-    @property
-    def curvature_settings(self) -> CurvatureSettings:
-        """What is added up."""
-        return CurvatureSettings.of(self)
+        CurvatureSettings.of(self)  # checks what is to be added up
 
     @property
     def needs(self) -> Needs:
@@ -148,7 +143,7 @@ class Laplace(Kept, Defaults):
     @property
     def epochs(self) -> int:
         """Passes over the data."""
-        return self.curvature_settings.sums.passes
+        return CurvatureSettings.of(self).sums.passes
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the number of batches in all passes."""
@@ -158,7 +153,7 @@ class Laplace(Kept, Defaults):
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         self.check(density.model)
-        curvature_pass.check_held(self.curvature_settings, weights_MD)
+        curvature_pass.check_held(CurvatureSettings.of(self), weights_MD)
         return curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def visit(self, state: State) -> Visit | None:
@@ -167,7 +162,7 @@ class Laplace(Kept, Defaults):
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         now = writable(state, donate=donate)
-        now, nll_M = curvature_pass.add(self.curvature_settings, density, now, batch=batch)
+        now, nll_M = curvature_pass.add(CurvatureSettings.of(self), density, now, batch=batch)
         return now, Info(nll_M)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> LaplacePosterior:
@@ -176,7 +171,7 @@ class Laplace(Kept, Defaults):
         Raises:
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
-        posterior = curvature_pass.finish(self.curvature_settings, density, state)
+        posterior = curvature_pass.finish(CurvatureSettings.of(self), density, state)
         _note_evened(posterior.curvature)
         # before another prior is chosen, because the gradient belongs to the prior of the training
         problems = off_mode(posterior, state.gradient_MD) if self.check_mode else []
