@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.docs import code, commands, docstrings, everything, places
+from tools.docs import code, commands, docstrings, everything, places, prose
 from tools.docs.examples import write_examples
 from tools.docs.pages import Fault, Page, read
 
@@ -267,6 +267,22 @@ def test_links_lead_somewhere(right: str, wrong: str, message: str) -> None:
     others = [other for other in read(ROOT) if other.path == "docs/design.md"]
     assert said(places.check_links([page(right), *others], ROOT)) == ""
     assert message in said(places.check_links([page(wrong), *others], ROOT))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("word " * 34 + ".", "word " * 35 + ".", "a sentence of 35 words"),
+        ("- " + "word. " * 85, "- " + "word. " * 86, "a paragraph of 86 words"),
+        ("`a b c d e`, " * 34, "`a b c d e`, " * 35, "a sentence of 35 words"),
+        ("a [link of four words](design.md) " * 6, "a [link of four words](design.md) " * 7, "a sentence of 35 words"),
+    ],
+)
+def test_sentences_and_paragraphs_are_short(right: str, wrong: str, message: str) -> None:
+    assert said(prose.check_prose(page(right.replace(" .", ".")))) == ""
+    assert message in said(prose.check_prose(page(wrong.replace(" .", "."))))
+    assert said(prose.check_prose(page(wrong, "docs/decisions/0001-a.md"))) == ""
+    assert said(prose.check_prose(page(f"```text\n{wrong}\n```\n\n| a |\n|---|\n| {wrong.strip('- ')} |\n"))) == ""
 
 
 def test_every_page_is_in_the_navigation_and_only_pages_are() -> None:

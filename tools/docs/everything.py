@@ -23,6 +23,7 @@ from tools.docs.places import (
     check_told,
     navigation,
 )
+from tools.docs.prose import check_prose
 
 import torchbayes
 from tools import gallery
@@ -39,7 +40,7 @@ def check(root: Path) -> list[Fault]:
     known = set(re.findall(r"\w+", words))
     faults: list[Fault] = []
     for page in pages:
-        faults += [*check_blocks(page), *check_spans(page, known), *check_files(page, root, words)]
+        faults += [*check_blocks(page), *check_spans(page, known), *check_files(page, root, words), *check_prose(page)]
         with tempfile.TemporaryDirectory() as folder:
             faults += check_commands(page, root, Path(folder))
     faults += check_docstrings(root, known)

@@ -76,6 +76,16 @@ class Page:
         return [Piece(token.content, line) for token, line in self._inline() if token.type == "code_inline"]
 
     @cached_property
+    def paragraphs(self) -> list[Piece]:
+        """Words of paragraphs and items of lists; inline code is one word, a line break one space."""
+        found = []
+        for before, token in zip(self._tokens, self._tokens[1:], strict=False):
+            if before.type == "paragraph_open":
+                said = [("x" if t.type == "code_inline" else t.content or " ") for t in token.children or ()]
+                found.append(Piece("".join(said), _line(token)))
+        return found
+
+    @cached_property
     def links(self) -> list[Piece]:
         """Targets of links and images."""
         found = [(token.attrGet("href") or token.attrGet("src"), line) for token, line in self._inline()]

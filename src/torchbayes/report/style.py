@@ -5,6 +5,7 @@ Figures use matplotlib's objects only (`Figure` on an Agg canvas), never the glo
 
 from __future__ import annotations
 
+import inspect
 import io
 import math
 import textwrap
@@ -156,7 +157,12 @@ def _free(taken: Sequence[Look], elsewhere: Sequence[Look]) -> Look:
 
 
 def house_style(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function that draws or saves run in the house style, and leave matplotlib's settings as they were."""
+    """Make a function that draws or saves run in the house style, and leave matplotlib's settings as they were.
+
+    A generator would draw after the style is left, so it is refused.
+    """
+    if inspect.isgeneratorfunction(function):
+        raise TypeError(f"{function.__name__} must return what it draws, and not yield it.")
 
     @wraps(function)
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:

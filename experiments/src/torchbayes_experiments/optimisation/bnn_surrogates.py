@@ -191,7 +191,7 @@ def summarise(results: Results) -> Findings:
         for other in (RANDOM, "ensemble", *((GP,) if name == WIDE else ())):
             worse = last.where(set=name).less("method", other, "HMC")
             parts.append(below(f"{name}: best value of {other} below that of HMC", worse))
-    return Findings.of(parts, _tables(last), _pictures(rows))
+    return Findings.of(parts, _tables(last), [_picture(rows)])
 
 
 def _tables(last: Rows) -> Iterator[Table]:
@@ -206,7 +206,7 @@ def _tables(last: Rows) -> Iterator[Table]:
 
 
 @style.house_style
-def _pictures(rows: Rows) -> Iterator[Picture]:
+def _picture(rows: Rows) -> Picture:
     values, look = rows.apart("set", "method", "round"), looks(METHODS)
     figure, grid = style.panel_grid(len(values), 3, each=(2.5, 1.95), beside=(0, 0.9))
     handles: dict[str, Any] = {}
@@ -218,7 +218,7 @@ def _pictures(rows: Rows) -> Iterator[Picture]:
     figure.supxlabel("round")
     figure.supylabel("best value so far")
     style.legend_above(figure, handles)
-    yield Picture(
+    return Picture(
         "Networks as surrogates",
         figure,
         "Best value so far, of Branin-Currin the volume that is dominated, against rounds: mean over seeds with two "
@@ -240,7 +240,7 @@ EXPERIMENT = Experiment(
     "the expected improvement for one objective. Without deep kernels and networks of infinite width.",
     recipes={"small": SurrogatesRecipe(), "paper": SurrogatesRecipe(batch=10, rounds=19)},
     cost={
-        "small": "about four minutes of one core (an estimate)",
+        "small": "about five minutes of one core a seed",
         "paper": "about half an hour of one core (an estimate); no gain from a GPU",
     },
     run=run,
