@@ -157,12 +157,9 @@ def _free(taken: Sequence[Look], elsewhere: Sequence[Look]) -> Look:
 
 
 def house_style(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function that draws or saves run in the house style, and leave matplotlib's settings as they were.
-
-    A generator would draw after the style is left, so it is refused.
-    """
+    """Make a function that draws or saves run in the house style, and leave matplotlib's settings as they were."""
     if inspect.isgeneratorfunction(function):
-        raise TypeError(f"{function.__name__} must return what it draws, and not yield it.")
+        raise TypeError(f"{function.__name__} must return what it draws: it would yield it after the style is left.")
 
     @wraps(function)
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:
