@@ -86,4 +86,5 @@ def test_verdicts():
     assert [part.outcome for part in worse.verdict.parts] == ["holds", "does not hold", "holds", "does not hold"]
     away = EXPERIMENT.summarise([made_up(seed, away=3.0) for seed in range(3)])
     assert away.verdict.outcome == "does not hold"
+    assert EXPERIMENT.headline is not None
     assert EXPERIMENT.headline.lines(findings.tables)
