@@ -87,6 +87,7 @@ def test_top_of_the_spectrum_after_some_passes():
     assert_close(posterior.curvature.dense(), best, rtol=1e-5, atol=1e-7 * float(top.max()))
 
 
+@pytest.mark.filterwarnings("ignore:this posterior should not be trusted.*too cautious")  # at rank 3 of 61 it is
 def test_more_passes_leave_less():
     # more directions than are kept, and none far above the others
     model = tb.Model(nn.Linear(60, 1).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(1.0))

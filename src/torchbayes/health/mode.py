@@ -80,9 +80,9 @@ def too_wide(case: Case) -> list[str]:
         return []
     return [
         f"it predicts the training rows far worse than its mode does ({average:.3g} against {best:.3g} nats a target, "
-        f"where the quadratic form allows a loss of {allowed:.2g}), {TOO_CAUTIOUS}: the curvature at the mode says "
-        f"little of the density around it (leave out `start`, so that the network is trained under the prior of this "
-        f"model, or take SWAG or IVON)"
+        f"where the quadratic form allows a loss of {allowed:.2g}), {TOO_CAUTIOUS}: the curvature that was kept says "
+        f"little of the density around the mode (leave out `start`, so that the network is trained under the prior of "
+        f"this model, keep more by a higher rank or another structure, or take SWAG or IVON)"
     ]
 
 
