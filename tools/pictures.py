@@ -49,6 +49,23 @@ def visited(points: Any, draws: Any) -> Figure:
 
 
 @house_style
+def solution(points: Any, draws_SN: Any, truth: Any, sensors: tuple[Any, Any], rates: Any, true_rate: float) -> Figure:
+    """Draw the band of a solution with its sensors, and the draws of the coefficient of its equation."""
+    figure, draws_SN = new_figure(7.0, 2.6), np.asarray(draws_SN)
+    left, right = figure.subplots(1, 2, width_ratios=(2, 1))
+    mean, sd = draws_SN.mean(0), draws_SN.std(0)
+    left.fill_between(points, mean - 2 * sd, mean + 2 * sd, color=BLUE, alpha=0.25, linewidth=0)
+    left.plot(points, mean, color=BLUE)
+    left.plot(points, truth, color=INK, linestyle="--", linewidth=1)
+    left.plot(*sensors, "o", color=INK, markersize=4)
+    left.set(xlabel="t", ylabel="u")
+    right.hist(np.asarray(rates), bins=30, color=BLUE, alpha=0.6)
+    right.axvline(true_rate, color=INK, linestyle="--", linewidth=1)
+    right.set(xlabel="rate", yticks=[])
+    return figure
+
+
+@house_style
 def surfaces(probs: Mapping[str, Any], side: Any, inputs: Any, targets: Any) -> Figure:
     """Draw the probability of one of two classes over a square, for each name."""
     figure = new_figure(WIDE, 2.5)
