@@ -16,6 +16,7 @@ from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.links import MANY
 from torchbayes.predictive.predict import predict
 
 AWAY = "is not at a mode of this model"
@@ -67,13 +68,16 @@ def too_wide(case: Case) -> list[str]:
     than that (MacKay 1992). It loses more where the curvature at the mode says little of the density around it.
     Weights trained without the prior grow until every row is certain: the curvature there nearly vanishes, and the
     posterior is as wide as the prior. The predictions are those that users get, such as the closed form of the
-    linearised network.
+    linearised network. Rows of more than a hundred outputs are not looked at: their predictions would take more memory
+    than the fit, and many times its passes.
     """
     posterior: LaplacePosterior = case.posterior
     if posterior.problems:  # weights that are no mode explain it
         return []
     batches = case.source.some(_ROWS)
     modes = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
+    if predict(modes, batches[0].inputs, chunk_size=batches[0].size).outputs_SBK[0, 0].numel() > MANY:
+        return []
     average, best = (_log_likelihood(p, batches) / num_targets(p.model, batches) for p in (posterior, modes))
     allowed = float(posterior.effective_parameters().max()) / 2 / posterior.num_targets
     if best - average <= max(allowed, _LOSS):
