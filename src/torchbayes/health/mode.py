@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,7 @@ from torchbayes.health.constant import num_targets
 from torchbayes.health.ending import Case, first, named
 from torchbayes.linalg import Scaled
 from torchbayes.linalg.dropped import rest_diagonal
-from torchbayes.model.batches.batch import Batch
+from torchbayes.model.batches.batch import Batch, rows_of
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.point import Point
@@ -76,9 +77,11 @@ def too_wide(case: Case) -> list[str]:
         return []
     batches = case.source.some(_ROWS)
     modes = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
-    if predict(modes, batches[0].inputs, chunk_size=batches[0].size).outputs_SBK[0, 0].numel() > MANY:
+    outputs = predict(modes, rows_of(batches[0].inputs, slice(0, 1))).outputs_SBK[0, 0].numel()
+    if outputs > MANY:
         return []
-    average, best = (_log_likelihood(p, batches) / num_targets(p.model, batches) for p in (posterior, modes))
+    log_likelihoods = (_log_likelihood(p, batches, outputs) for p in (posterior, modes))
+    average, best = (each / num_targets(posterior.model, batches) for each in log_likelihoods)
     allowed = float(posterior.effective_parameters().max()) / 2 / posterior.num_targets
     if best - average <= max(allowed, _LOSS):
         return []
@@ -90,11 +93,14 @@ def too_wide(case: Case) -> list[str]:
     ]
 
 
-def _log_likelihood(posterior: Posterior, batches: Sequence[Batch]) -> float:
-    """Return Σ log p(y|x) of the rows under the predictions of a posterior, weighted as the rows are, in nats."""
+def _log_likelihood(posterior: Posterior, batches: Sequence[Batch], outputs: int) -> float:
+    """Return Σ log p(y|x) of the rows under the predictions of a posterior, weighted as the rows are, in nats.
+
+    The Jacobian has a row for each of the `outputs`, so that so many times fewer rows of a batch go through at once.
+    """
     total = 0.0
     for batch in batches:
-        predictive = predict(posterior, batch.inputs, chunk_size=batch.size)
+        predictive = predict(posterior, batch.inputs, chunk_size=math.ceil(batch.size / outputs))
         log_prob_B = predictive.log_prob(batch.targets).double()
         weights_B = scored(predictive.likelihood, predictive.outputs_SBK[0], batch.targets).row_weights
         total += float((log_prob_B if weights_B is None else log_prob_B * weights_B).sum())

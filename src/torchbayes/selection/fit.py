@@ -318,6 +318,7 @@ def _judged(
         posterior, ending = posterior.with_learned(noise), ending.with_learned(noise)
     case = Case(posterior, source, run.history)
     posterior = without_dropped(posterior, ending.dropped(case))
+    trim()  # frees memory that only the posterior's making needs
     problems, raised = checked(lambda: ending.problems(case._replace(posterior=posterior)))
     posterior = posterior.with_problems((*known, *problems))
     return posterior if standard is None else worth_keeping(posterior, standard, source, history=run.history), raised
