@@ -11,7 +11,7 @@ from torch import Tensor, distributions
 import torchbayes as tb
 from tests.oracles import assert_close, finite_differences, normal
 from torchbayes.distillation.heads import DirichletHead, Head, NumbersHead, OutputsHead, head_of, normal_nodes
-from torchbayes.model.likelihoods.dirichlet import Dirichlet, concentration, mutual_information
+from torchbayes.model.likelihoods.dirichlet import Dirichlet, DirichletCategorical, concentration, mutual_information
 from torchbayes.posteriors.modules.summary import summary
 from torchbayes.predictive.average import Predictive
 
@@ -57,6 +57,8 @@ def test_a_dirichlet_says_what_samples_of_it_say() -> None:
     for name in ("probs", "entropy", "expected_entropy", "mutual_information"):
         assert_close(getattr(predictive, name), getattr(sampled, name), rtol=0, atol=4e-3)
         assert_close(summary(predictive.distribution)[name], getattr(predictive, name), rtol=1e-9, atol=1e-12)
+    variance = DirichletCategorical(log_alpha_BK).total_variance()
+    assert_close(variance, distributions.Dirichlet(log_alpha_BK.exp()).variance.sum(-1), rtol=1e-12, atol=0)
     targets = torch.tensor([0, 1, 2, 3, 0])
     assert_close(predictive.log_prob(targets), predictive.probs.log()[torch.arange(5), targets])
 

@@ -1,10 +1,11 @@
 """How close a student is to its teacher, on named sets of inputs, beside two halves of the teacher's draws.
 
 Of classes: total variation of the mean probabilities, mean over rows and 95 % quantile; the share of rows with the same
-class; rank correlation of the mutual information over rows, the ratio of its means, and the mean difference of the
-entropy. Of numbers: the distance of the means in standard deviations of the teacher; rank correlation and ratio of the
-variance of the mean, and the ratio of the noise. The floor is what one half of the draws has of the other: a student
-cannot be told from another sample of functions if it is no farther.
+class; rank correlation of the mutual information over rows, the ratio of its means, the same ratio of the total
+variance of the class probabilities, Σ_k Var p_k, and the mean difference of the entropy. Of numbers: the distance of
+the means in standard deviations of the teacher; rank correlation and ratio of the variance of the mean, and the ratio
+of the noise. The floor is what one half of the draws has of the other: a student cannot be told from another sample of
+functions if it is no farther.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torchbayes.checks import check_kind
 from torchbayes.display import Overview, shown
 from torchbayes.metrics import agreement
 from torchbayes.model.batches.batch import batch_size, rows_of
+from torchbayes.model.likelihoods.dirichlet import DirichletCategorical
 from torchbayes.model.model import place_inputs
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.classes import class_probs
+from torchbayes.predictive.classes import class_probs, probs_of_draws
 from torchbayes.predictive.predict import Source, predict
 
 _TIMED, _REPEATS = 256, 10  # rows, and passes of which the fastest counts
@@ -114,6 +116,7 @@ def _of_classes(predictive: Predictive, reference: Predictive) -> dict[str, floa
         "agreement": float(agreement(p, q)),
         "mi_rank": _rank_correlation(learned, mutual),
         "mi_ratio": _ratio(learned, mutual),
+        "variance_ratio": _ratio(_variance_of_probs(predictive), _variance_of_probs(reference)),
         "entropy_difference": float(entropy),
     }
 
@@ -127,6 +130,15 @@ def _of_numbers(predictive: Predictive, reference: Predictive) -> dict[str, floa
         "epistemic_ratio": _ratio(predictive.epistemic, reference.epistemic),
         "aleatoric_ratio": _ratio(predictive.aleatoric, reference.aleatoric),
     }
+
+
+def _variance_of_probs(predictive: Predictive) -> Tensor:
+    """Return the total variance of the class probabilities, over the functions and within each, (B, ...)."""
+    distribution = predictive.distribution
+    between = probs_of_draws(distribution).double().var(0, correction=0).sum(-1)
+    if isinstance(distribution, DirichletCategorical):
+        between = between + distribution.total_variance().double().mean(0)
+    return between
 
 
 def _ratio(values: Tensor, reference: Tensor) -> float:

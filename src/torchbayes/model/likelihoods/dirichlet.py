@@ -37,6 +37,10 @@ class DirichletCategorical(distributions.Categorical):
         """Return what the class says of its probabilities, (...), in nats."""
         return mutual_information(self.log_concentration)
 
+    def total_variance(self) -> Tensor:
+        """Return the sum of the variances of its class probabilities, (1 − Σ p²) / (1 + Σ α), (...)."""
+        return (1 - self.probs.square().sum(-1)) / (1 + self.log_concentration.logsumexp(-1).exp())
+
 
 @dataclass(frozen=True)
 class Dirichlet(Categorical):
