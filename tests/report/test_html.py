@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from PIL import Image
@@ -41,6 +42,25 @@ def test_report_is_one_file_without_links(tmp_path: Path):
     )
     assert np.quantile(np.abs(shown - whole.astype(int)), 0.999) < 16  # of 255: in fewer colours, and smaller
     assert len(data) < 0.6 * len(png(figure()))
+
+
+@pytest.mark.parametrize(("photograph", "reduced"), [(False, True), (True, False)], ids=["bands", "photographs"])
+def test_pictures_are_in_few_colours_unless_that_would_be_seen(tmp_path: Path, photograph: bool, reduced: bool):
+    """Bands that overlap have more shades than a palette; a photograph looks different in 256 colours."""
+    steps, panel = np.linspace(0, 1, 40), plt.figure(figsize=(8, 6))
+    for place in range(1, 2 if photograph else 13):
+        axes = panel.add_subplot(*((1, 1, 1) if photograph else (3, 4, place)))
+        if photograph:
+            axes.imshow(np.stack(np.broadcast_arrays(steps[:, None], steps, steps[:, None] * 7 % 1), -1))
+        for number in range(0 if photograph else 12):
+            middle = np.sin(6 * steps + number + place)
+            axes.plot(steps, middle, color=f"C{number}")
+            axes.fill_between(steps, middle - 0.1, middle + 0.1, alpha=0.15, color=f"C{number}")
+    path = write_report(tmp_path / "r.html", title="t", figures=[Picture("x", panel, "")])
+    data = base64.b64decode(re.findall(r'base64,([^"]*)"', path.read_text("utf-8"))[0])
+    assert (Image.open(BytesIO(data)).mode == "P") is reduced
+    assert len(Image.open(BytesIO(png(panel))).convert("RGB").getcolors(10**6)) > 8192 or photograph
+    plt.close(panel)
 
 
 def test_report_escapes_names_and_marks_ties(tmp_path: Path):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 CSS_PER_INCH = 100
-_COLOURS_OF_FIGURES = 8192
+_UNSEEN = 4.0  # of 255, root mean square over a picture: below, its colours look alike
 _PACKAGES = ("torchbayes", "torch", "numpy", "scikit-learn", "matplotlib")
 
 
@@ -222,16 +222,17 @@ def _png(picture: Picture) -> bytes:
 
 
 def _in_palette(data: bytes) -> bytes:
-    """Return a PNG of a figure in 256 colours, a third of its size; as it is where it has more than 8,192 of them.
+    """Return a PNG of a figure in 256 colours, a third of its size; as it is where that would be seen.
 
-    Lines and letters have few colours and many shades at their edges; photographs have many.
+    Lines and letters have few colours and many shades at their edges, which may move a little; photographs have many.
     """
-    from PIL import Image
+    from PIL import Image, ImageChops, ImageStat
 
     picture = Image.open(io.BytesIO(data)).convert("RGB")
-    if picture.getcolors(_COLOURS_OF_FIGURES) is None:
-        return data
     reduced = picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    moved = ImageStat.Stat(ImageChops.difference(picture, reduced.convert("RGB"))).rms
+    if max(moved) > _UNSEEN:
+        return data
     reduced.save(stream := io.BytesIO(), format="PNG")
     return min(stream.getvalue(), data, key=len)
 
