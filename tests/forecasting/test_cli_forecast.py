@@ -16,7 +16,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 import torchbayes as tb
 from torchbayes.cli.commands import main
-from torchbayes.forecasting import BayesianForecaster
+from torchbayes.forecasting import BayesianForecaster, load
 
 FEW = ["--method", "MAP", "--method.epochs", "2", "--directory", "run"]
 
@@ -58,6 +58,8 @@ def test_a_table_is_forecast_as_the_library_does(capsys, frame, monkeypatch):
     assert list(written.time)[:2] == ["2018-01-01", "2018-02-01"]
     assert len(written) == 12
     np.testing.assert_allclose(written["quantile 0.5"], expected.median, rtol=1e-4)
+    again = load("run/forecaster.safetensors").forecast()
+    np.testing.assert_array_equal(again.median, expected.median)
     assert np.all(written["adapted low"] <= written["adapted high"])
     assert {"seasonal naive", "boosted trees", "MAP", "MAP + PID"} <= set(pd.read_csv("run/backtest.csv").forecaster)
     assert "MASE" in said

@@ -171,6 +171,7 @@ def _write(chosen: Mapping[str, Any], series: Any, name: str, *, forecasters: Ma
     if adapted is not None:
         frame["adapted low"], frame["adapted high"] = adapted
     write_whole(directory / "forecast.csv", frame.to_csv(float_format="%.6g").encode())
+    fitted.save(directory / "forecaster.safetensors")
     problems = f" {'. '.join(fitted.problems)}." if fitted.problems else ""
     picture = shown.forecast_picture(series, ahead, name=name, adapted=adapted)
     page = shown.write_forecast(

@@ -3,7 +3,7 @@
 from torchbayes.forecasting.adaptive import AdaptiveIntervals
 from torchbayes.forecasting.backtest import Backtest, backtest
 from torchbayes.forecasting.baselines import ETS, BoostedTrees, SeasonalNaive
-from torchbayes.forecasting.bayesian import BayesianForecaster
+from torchbayes.forecasting.bayesian import BayesianForecaster, load
 from torchbayes.forecasting.forecast import QuantileForecast
 from torchbayes.forecasting.rules import ACI, PID, DtACI
 from torchbayes.forecasting.series import Series
@@ -23,5 +23,6 @@ __all__ = [
     "Series",
     "Windows",
     "backtest",
+    "load",
     "windows",
 ]

@@ -9,14 +9,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, optional
 from torchbayes.display import shown_by
 from torchbayes.forecasting.forecast import Fitted
 from torchbayes.forecasting.rows import Rows
+from torchbayes.forecasting.saving import restored, save
 from torchbayes.forecasting.series import Series, as_series
 from torchbayes.methods.optimise.swag import SWAG
 from torchbayes.native.process import undisturbed_methods
@@ -111,9 +114,42 @@ class FittedBayesian(Fitted):
             quantiles = self._quantiles(inputs_ND, levels)
         return self.rows.in_units(quantiles.reshape(len(pasts), self.horizon, -1), naive_NH)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the forecaster to a safetensors file, completely or not at all; `forecasting.load` reads it.
+
+        Of the series it holds the end, from which the next forecast is made, and no other value.
+
+        Args:
+            path: where to write, such as `sales.safetensors`.
+
+        Returns:
+            The path.
+        """
+        return save(path, self.series, self.rows, regressor=self.regressor)
+
     def _quantiles(self, inputs_ND: np.ndarray, levels: Sequence[float]) -> np.ndarray:
         try:
             return self.regressor.predict_quantile(inputs_ND, list(levels))
         except NotImplementedError:  # of a distribution without `cdf`, such as Student's t
             drawn = self.regressor.sample(inputs_ND, _DRAWN)
             return np.moveaxis(np.quantile(drawn, list(levels), axis=-1), 0, -1)
+
+
+@explained()
+def load(path: str | Path, *, network: Any = None, likelihood: Any = None, prior: Any = None) -> FittedBayesian:
+    """Read a fitted forecaster that `FittedBayesian.save` wrote.
+
+    Args:
+        path: the file.
+        network: the one it was fitted with, if that was not given by a name: a file holds no code.
+        likelihood: likewise.
+        prior: likewise.
+
+    Returns:
+        The forecaster, whose `forecast()` continues the series of the fit, and `forecast(series)` any other like it.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is damaged or holds no forecaster, or network, likelihood or prior are others.
+    """
+    return FittedBayesian(*restored(path, network=network, likelihood=likelihood, prior=prior))

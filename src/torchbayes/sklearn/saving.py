@@ -58,6 +58,11 @@ def save(estimator: BayesianEstimator, path: str | Path) -> Path:
         sklearn.exceptions.NotFittedError: if it has not been fitted.
         ValueError: if the score of `conformal` is none of this library.
     """
+    return write_tensors(path, *contents(estimator))
+
+
+def contents(estimator: BayesianEstimator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the header of the file of a fitted estimator."""
     check_kind(tuple(_KINDS.values()), "a fitted BayesianRegressor or BayesianClassifier", estimator=estimator)
     check_is_fitted(estimator)
     preparation, units = estimator.preparation_, estimator.target_units_
@@ -78,7 +83,7 @@ def save(estimator: BayesianEstimator, path: str | Path) -> Path:
         scores, calibration = packed_calibration(estimator.conformal_)
         tensors |= {_CALIBRATION + name: tensor for name, tensor in scores.items()}
         entries["conformal"] = {**calibration, "groups": estimator.split_.groups}
-    return write_tensors(path, tensors, {**header, _KEY: entries})
+    return tensors, {**header, _KEY: entries}
 
 
 def load(path: str | Path, *, network: Network | None = None, likelihood: Any = None, prior: Any = None) -> Any:
