@@ -101,7 +101,9 @@ $(VENV)/.package: pyproject.toml experiments/pyproject.toml constraints.txt
 	$(COMPILED)
 	@touch $@
 
+# baal is installed without what it requires, all of Jupyter.
 $(VENV)/.%: $(VENV)/.package
 	$(PIP) --quiet --group $*
+	$(if $(filter architectures,$*),$(PIP) --quiet --no-deps baal structlog)
 	$(call COMPILED,-cnewer $(VENV)/.package)
 	@touch $@

@@ -89,6 +89,26 @@ def test_batches_are_those_of_scikit_activeml():
     assert batch.exact
 
 
+def test_scores_and_batches_are_those_of_baal():
+    """Its BALD has the bias of few draws, and its BatchBALD draws labels; a batch of it has a row more than it says."""
+    baal = pytest.importorskip("baal.active.heuristics")
+    probs_SBC = probs(8, 30, 3, scale=4.0)
+    predictions_BCS, rows = probs_SBC.permute(1, 2, 0).numpy(), class_rows(probs_SBC)
+    scores = {"bald": classes.bald(rows) * 7 / 8, "entropy": classes.entropy(rows), "margin": -classes.margin(rows)}
+    for heuristic in (baal.BALD(), baal.Entropy(), baal.Margin()):
+        name = type(heuristic).__name__.lower()
+        inputs = predictions_BCS if name == "bald" else predictions_BCS.mean(-1)
+        assert_close(scores[name], torch.from_numpy(heuristic.compute_score(inputs)), rtol=1e-4, atol=1e-5)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        scores_B = baal.BatchBALD(num_samples=1, num_draw=20_000).compute_score(predictions_BCS.copy())
+    batch = best_of(rows, room=30).greedy(2, seed=0)
+    first, second = batch.places.tolist()
+    assert sorted([first, second]) == np.flatnonzero(scores_B).tolist()
+    expected_entropy = float(entr(probs_SBC[:, first]).sum(-1).mean())  # which it does not take off
+    assert_close(batch.information, scores_B[second] - expected_entropy, rtol=0.02)
+
+
 def best_of(rows: ClassRows | NumberRows, *, room: int) -> Best:
     best, places = Best(room), np.arange(rows.rows)
     values = rows.information().numpy()
