@@ -7,7 +7,7 @@ for all orders. With z(t) = Σ_k z_k tᵏ at the inputs of a tanh, h = tanh z an
 
 (Griewank and Walther 2008, section 13.2), and the derivative of order k is k! times the coefficient. A linear layer
 acts on each coefficient. Any other function is differentiated by nested forward mode (`torch.func.jvp`), whose cost
-doubles with every order.
+doubles with every order, or by reverse mode where torch has no forward mode.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import jvp, vmap
+from torch.func import jvp, vjp, vmap
 
 from torchbayes.checks import check_counts, check_function, check_tensor, is_whole, seen
-from torchbayes.native.process import quiet_vmap
+from torchbayes.native.process import outside_inference, quiet_vmap, usable
 
 Function = Callable[[Tensor], Tensor]
 """Points (B, d) -> values (B, K), where row b is a function of point b alone."""
@@ -168,8 +168,26 @@ def _nested(function: Function, direction: Tensor, order: int) -> Callable[[Tens
     lower = _nested(function, direction, order - 1)
 
     def raised(points: Tensor) -> tuple[Tensor, ...]:
-        pair: Any = jvp(lower, (points,), (direction,))
-        values, tangents = pair
+        with outside_inference():  # in which torch 2.11 gives zeros
+            values, tangents = _pushed(lower, usable(points), usable(direction))
         return (*values, tangents[-1])
 
     return raised
+
+
+def _pushed(
+    function: Callable[[Tensor], tuple[Tensor, ...]], points: Tensor, direction: Tensor
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return values and their derivatives along a direction.
+
+    Where an operation has no forward mode, as the gradient of SiLU has none, they are found by reverse mode: Jᵀu is
+    linear in u, and the transpose of that map is J.
+    """
+    try:
+        pair: Any = jvp(function, (points,), (direction,))
+    except NotImplementedError:
+        values, pull, *_ = vjp(function, points)
+        with torch.enable_grad():
+            _, push, *_ = vjp(lambda *u: pull(u)[0], *(torch.zeros_like(value) for value in values))
+        return values, push(direction)
+    return pair
