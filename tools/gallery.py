@@ -144,13 +144,18 @@ def _row(line: Line, low: float, high: float, shown: Sequence[str]) -> str:
 
 
 def column(numbers: Sequence[tuple[float | None, float | None]], *, errors: bool = True) -> list[str]:
-    """Return numbers as text, all to the decimals that the largest error bears, and with their errors if so asked."""
-    largest = max((error for _, error in numbers if error), default=None)
-    if largest is None:
+    """Return numbers as text, all to the same decimals, and with their errors if so asked.
+
+    They are those that the largest error bears, and one or two more where the smallest would be 0.
+    """
+    known = [error for _, error in numbers if error]
+    if not known:
         texts = [f"{value:.3g}" for value, _ in numbers if value is not None and abs(value) < 1000]
         places = max((len(text.partition(".")[2]) for text in texts if "e" not in text), default=0)
     else:
-        places = max(0, -math.floor(math.log10(largest)) + (f"{largest:e}"[0] == "1"))
+        largest, smallest = max(known), min(known)
+        least = -math.floor(math.log10(largest)) + (f"{largest:e}"[0] == "1")
+        places = max(0, min(max(least, -math.floor(math.log10(smallest))), least + 2))
 
     def text(value: float | None, error: float | None) -> str:
         if value is None:
