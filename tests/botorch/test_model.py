@@ -303,6 +303,8 @@ def test_functions_of_a_linearised_network_have_its_law():
     assert_close(values.mean(0), said.mean, atol=4 * float(said.variance.max().sqrt()) / math.sqrt(600))
     assert_close(values[..., 0].T.cov(), said.distribution.covariance_matrix, rtol=0.3, atol=0.003)
     X.requires_grad_()
+    with torch.inference_mode():
+        assert_close(thompson(model, seed=3)(X.detach().clone()), values[3].detach())
     gradient = torch.autograd.grad(thompson(model, seed=3)(X).sum(), X)[0]
     assert_close(gradient, posterior.sample(1, seed=3).expand(3, 2))
     with pytest.raises(ValueError, match="conditioned on observations"):

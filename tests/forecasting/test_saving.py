@@ -35,9 +35,9 @@ def _series(times: pd.DatetimeIndex | None, count: int = _COUNT) -> Series:
 @pytest.mark.filterwarnings("ignore:.*should not be trusted")  # two epochs are short, and the file says so too
 @pytest.mark.parametrize("name", _TIMES)
 def test_a_forecaster_from_a_file_forecasts_as_before(name: str, tmp_path: Path) -> None:
-    """It begins two months of 31 days before the end, which alone would look like steps of 31 days."""
+    """The end it holds has two times: July and August, whose distance alone would look like steps of 31 days."""
     series, earlier = _series(_TIMES[name], 56), _series(_TIMES[name], 50)
-    fitted = quick(context=6 if name == "no times" else None, season=1).fit(series)
+    fitted = quick(context=2, season=1).fit(series)
     again = forecasting.load(fitted.save(tmp_path / "f.safetensors"))
     assert again.problems == fitted.problems
     for given in (None, earlier):
@@ -68,6 +68,14 @@ def test_objects_are_given_again_and_other_files_are_refused(tmp_path: Path) -> 
         forecasting.load(tmp_path / "damaged.safetensors", network=nn.Linear)
     with pytest.raises(FileNotFoundError):
         forecasting.load(tmp_path / "none.safetensors")
+
+
+def test_zones_without_a_name_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    times = pd.date_range("2026-01-01", periods=_COUNT, freq="D", tz="dateutil/Europe/Vienna")
+    fitted = quick(context=6, season=1).fit(pd.Series(autoregressive(_COUNT), index=times))
+    with pytest.raises(ValueError, match=r"time zone .* has no name .*tz_convert"):
+        fitted.save(tmp_path / "f.safetensors")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_file_holds_the_end_of_the_series_alone(tmp_path: Path) -> None:

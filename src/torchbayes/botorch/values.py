@@ -16,7 +16,7 @@ from torchbayes.density.loop import Loop
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.native.process import quiet_vmap
+from torchbayes.native.process import outside_inference, quiet_vmap, usable
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.linearised import Linearised
 from torchbayes.predictive.predict import as_source
@@ -173,7 +173,8 @@ class Tangential:
         network, placed = self.model.network, self.model.place(X.reshape(-1, X.shape[-1]))
         (views, learned), moves = self.model.split(self.mode_D), self.model.split(self.move_D)[0]
         network.ask(views, placed.detach(), self.buffers)
-        outputs_BK, pushed, *_ = jvp(lambda w: network(w, placed, self.buffers), (views,), (moves,))
+        with outside_inference():  # in which torch 2.11 gives zeros
+            outputs_BK, pushed, *_ = jvp(lambda w: network(w, usable(placed), self.buffers), (views,), (moves,))
         outputs = (outputs_BK + pushed).unflatten(0, X.shape[:-1]).unsqueeze(-3).to(X)
         return _of_targets(self.model, outputs, {name: value.to(X) for name, value in learned.items()})
 

@@ -124,6 +124,9 @@ class FittedBayesian(Fitted):
 
         Returns:
             The path.
+
+        Raises:
+            ValueError: if the times have a zone that has no name.
         """
         return save(path, self.series, self.rows, regressor=self.regressor)
 
@@ -141,9 +144,9 @@ def load(path: str | Path, *, network: Any = None, likelihood: Any = None, prior
 
     Args:
         path: the file.
-        network: the one it was fitted with, if that was not given by a name: a file holds no code.
-        likelihood: likewise.
-        prior: likewise.
+        network: as of `torchbayes.sklearn.load`: the one of the fit, if that was no name.
+        likelihood: as `network`.
+        prior: as `network`.
 
     Returns:
         The forecaster, whose `forecast()` continues the series of the fit, and `forecast(series)` any other like it.

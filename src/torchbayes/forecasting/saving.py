@@ -38,7 +38,7 @@ def save(path: str | Path, series: Series, rows: Rows, *, regressor: BayesianReg
         "season of times": end.season,
         "step": _entry_of(end.step),
         "unit": None if end.times is None else end.times.unit,
-        "zone": None if end.times is None or end.times.tz is None else str(end.times.tz),
+        "zone": None if end.times is None else _zone_of(end.times),
     }
     return write_tensors(path, tensors | held, {**header, _KEY: entries})
 
@@ -68,6 +68,20 @@ def _parts(tensors: dict[str, Tensor], entries: dict[str, Any]) -> tuple[Series,
             times = times.tz_localize("UTC").tz_convert(entries["zone"])
     known = held.get("covariates")
     return Series(held["values"], known, times, _step_of(entries["step"]), entries["season of times"]), rows
+
+
+def _zone_of(times: pd.DatetimeIndex) -> str | None:
+    """Return the name of the time zone, None if there is none; a ValueError if the name would not give it back."""
+    if times.tz is None:
+        return None
+    try:
+        times.tz_convert(str(times.tz))
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"the time zone {times.tz} has no name by which it could be read again. Fit the series with one that "
+            f"has: series.tz_convert('Europe/Vienna')."
+        ) from error
+    return str(times.tz)
 
 
 def _entry_of(step: Any) -> tuple[str, int] | None:
