@@ -1,6 +1,7 @@
 """Posteriors of inverse problems against closed forms and quadrature, and the rows they are made of."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -253,6 +254,27 @@ def test_observations_that_are_wrong(observations, said):
 def test_problems_that_are_wrong(settings, said):
     with pytest.raises((ValueError, TypeError), match=said):
         decay(**settings)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("layer", [nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.SiLU])
+def test_equations_that_a_network_without_curvature_cannot_have(layer, order):
+    torch.manual_seed(7)
+    last = nn.Linear(9, 1, dtype=DOUBLE)
+    network = nn.Sequential(nn.Linear(1, 9, dtype=DOUBLE), layer(), last)
+    rows = {"f": (torch.linspace(-1, 1, 20), 0.0)}
+    nested = Problem(
+        network, {"f": lambda u, x, k: derivatives(lambda x: derivatives(u, x)[order - 1], x)[1]}, noise={"f": 1.0}
+    )
+    at_once = Problem(network, {"f": lambda u, x, k: derivatives(u, x, order=order)[order]}, noise={"f": 1.0})
+    flat = order == 2 and layer in {nn.ReLU, nn.LeakyReLU}
+    for problem in (nested, at_once):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            problem.rows(rows)
+            assert [w.category for w in said] == [tb.ProblemWarning] * flat
+    nn.init.zeros_(last.weight)  # as of networks that begin at a constant
+    at_once.rows(rows)  # pytest makes errors of warnings
 
 
 def test_layers_are_not_taken_apart():

@@ -13,7 +13,9 @@ doubles with every order, or by reverse mode where torch has no forward mode.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ from torchbayes.native.process import outside_inference, quiet_vmap, usable
 
 Function = Callable[[Tensor], Tensor]
 """Points (B, d) -> values (B, K), where row b is a function of point b alone."""
+
+_zeros: ContextVar[list[int] | None] = ContextVar("zeros", default=None)
 
 
 class Field:
@@ -95,8 +99,12 @@ def derivatives(function: Function, points: Tensor, *, order: int = 1, axis: int
     direction[:, axis] = 1
     if isinstance(function, Field) and function.is_plain:
         series = function.series(points, direction, order)
-        return tuple(c * math.factorial(k) if k > 1 else c for k, c in enumerate(series))
-    return _nested(function, direction, order)(points)
+        values = tuple(c * math.factorial(k) if k > 1 else c for k, c in enumerate(series))
+    else:
+        values = _nested(function, direction, order)(points)
+    if (zeros := _zeros.get()) is not None and bool((values[0] != values[0][:1]).any()):
+        zeros += [k for k, derivative in enumerate(values) if k and not bool(derivative.any())]
+    return values
 
 
 def gradient(function: Function, points: Tensor) -> Tensor:
@@ -136,6 +144,20 @@ def laplacian(function: Function, points: Tensor) -> Tensor:
     _check(function, points)
     first, *others = (derivatives(function, points, order=2, axis=axis)[2] for axis in range(points.shape[1]))
     return sum(others, first)
+
+
+@contextmanager
+def zero_orders() -> Iterator[list[int]]:
+    """Within it, list the orders of derivatives that are zero at all points of a function that is not constant there.
+
+    They are what a network of piecewise linear activations, such as ReLU, has in the place of curvature.
+    """
+    orders: list[int] = []
+    token = _zeros.set(orders)
+    try:
+        yield orders
+    finally:
+        _zeros.reset(token)
 
 
 def _check(function: Any, points: Any) -> None:

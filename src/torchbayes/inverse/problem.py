@@ -66,7 +66,7 @@ class Problem:
         """Put solution, equations, coefficients and noise together.
 
         Args:
-            network: u, points (B, d) -> (B, K). Stacks of linear layers and tanh are differentiated fastest.
+            network: u, points (B, d) -> (B, K), smooth: `rows` warns of ReLU. Linear layers with tanh are fastest.
             quantities: name -> function of u, points (B, d) and the coefficients by name, which returns values (B,) or
                 (B, K): whatever is observed, or of interest. It is called with rows of other quantities too, so it must
                 be finite at all points.

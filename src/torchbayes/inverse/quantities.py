@@ -14,8 +14,9 @@ from torch._C._functorch import (
 
 from torchbayes.checks import as_numbers, check_name, seen
 from torchbayes.inverse.coefficients import Coefficient, Numbers
-from torchbayes.inverse.derivatives import Field, Function
+from torchbayes.inverse.derivatives import Field, Function, zero_orders
 from torchbayes.model.network import Network
+from torchbayes.posteriors.problems import warn_of
 
 Quantity = Callable[[Function, Tensor, Mapping[str, Any]], Tensor]
 """Solution u, points (B, d) and coefficients by name -> values (B,) or (B, K); row b depends on point b alone."""
@@ -127,11 +128,12 @@ def width_of(module: Quantities, name: Any, points: Tensor) -> int:
     """Return K, the columns of a quantity, after a trial at points (n, d).
 
     It raises ValueError if there is no such quantity, it cannot be computed, or its values have another shape, are not
-    finite or mix rows.
+    finite or mix rows. It warns of a derivative that is zero at all points.
     """
     check_name("quantity", name, module.quantities)
     try:
-        values, first = module.values(name, points), module.values(name, points[:1])
+        with zero_orders() as zeros:
+            values, first = module.values(name, points), module.values(name, points[:1])
     except (RuntimeError, TypeError, LookupError, AttributeError) as error:
         known = ", ".join(module.known()) or "none"
         raise ValueError(
@@ -147,6 +149,9 @@ def width_of(module: Quantities, name: Any, points: Tensor) -> int:
         raise ValueError(f"quantity {name!r} is not finite at the points, with the network as it was given.")
     if first.shape != values[:1].shape or not torch.allclose(first, values[:1], rtol=1e-3, atol=1e-5):
         raise ValueError(f"quantity {name!r} mixes its rows: row b must depend on point b alone.")
+    if zeros:
+        why = "a derivative that it takes is zero at all points, as that of ReLU networks is beyond the first order"
+        warn_of([f"{why} (use a smooth activation, such as nn.Tanh)"], f"quantity {name!r}")
     return values.shape[1]
 
 
