@@ -126,3 +126,20 @@ def test_each_chain_gives_its_share_without_replacement(draws: int, often: int, 
         assert counts.min() >= often
         assert counts.max() <= often + (draws > chains * kept * often)
     assert torch.equal(weights_SD, tb.Draws(model, weights_MSD).sample(draws, seed=5))
+
+
+def test_thinned_chains_are_worth_as_much_as_whole_ones() -> None:
+    """x_t = 0.98 x_(t−1) + e: 8,000 draws are worth 8,000 (1 − 0.98) / (1 + 0.98) = 81, and every fourth as much."""
+    model = model_of()
+    weights_MSD = normal(4, 2000, model.layout.size)
+    for step in range(1, 2000):
+        weights_MSD[:, step] = 0.98 * weights_MSD[:, step - 1] + 0.02**0.5 * weights_MSD[:, step]
+    chains = tb.Draws(model, weights_MSD, sample_stats={"step": torch.arange(2000).expand(4, 2000)})
+    thinned = chains.thinned(4 * 500)
+    assert 40 < float(tb.diagnostics.ess_bulk(thinned.weights_MSD[..., 0].double())) < 160
+    assert thinned.sample_stats is not None
+    assert torch.equal(thinned.sample_stats["step"][0], torch.arange(0, 2000, 4))
+    assert torch.equal(thinned.sample(2000).unflatten(0, (500, 4)), weights_MSD[:, ::4].transpose(0, 1))
+    assert torch.equal(chains.thinned(10_000 * 4).weights_MSD, weights_MSD)
+    with pytest.raises(ValueError, match="must be a multiple of the 4 members; got 6"):
+        chains.thinned(6)

@@ -15,6 +15,7 @@ from torchbayes.diagnostics import export
 from torchbayes.model.batches.batch import Batch, tensors_of
 from torchbayes.model.layout import broadcasting, matches
 from torchbayes.model.likelihoods.protocol import scored
+from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
@@ -44,13 +45,13 @@ def to_arviz(
     - posterior_predictive: a target at each row from each draw;
     - log_likelihood: log p(y_n | f_s(x_n)) of each row under each draw, in nats, which `arviz.loo` reads;
     - observed_data: the targets;
-    - sample_stats: what the sampler reported of each draw (`Posterior.sample_stats`), where all draws are handed over;
+    - sample_stats: what the sampler reported of each draw (`Posterior.sample_stats`);
     - prior and prior_predictive: the same of draws from the prior of the model.
 
     Args:
         posterior: what `fit` returns.
         data: rows with targets, as for `evaluate`; without them there are weights alone.
-        draws: S in all; all draws of chains and about 1,000 of other posteriors if None.
+        draws: S in all, of chains evenly spaced ones; all draws of chains and about 1,000 of other posteriors if None.
         weights: globs of the parameters that are handed over, `[]` for none.
         prior: whether the prior is drawn from too, as often, from at most 1,000 draws on each chain.
         seed: seed of the draws.
@@ -73,6 +74,8 @@ def to_arviz(
     rows = [] if data is None else list(unpacked(posterior.model, data))
     if data is not None and not sum(batch.size for batch in rows):
         raise ValueError("`data` is empty: there is no row to predict. Leave it out for weights alone.")
+    if isinstance(posterior, Draws) and draws < posterior.default_draws:
+        posterior = posterior.thinned(draws)
     functions = posterior.functions(draws, seed=seed)
     warn_of(posterior.problems)
     groups = {"posterior": _weights(functions, weights, chains)}

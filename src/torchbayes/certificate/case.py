@@ -17,6 +17,7 @@ from torchbayes.model.batches.batch import Batch, rows_of
 from torchbayes.model.batches.loaders import evenly_spaced
 from torchbayes.model.likelihoods.protocol import Parameters
 from torchbayes.model.model import Model
+from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import class_probs
@@ -93,13 +94,9 @@ def drawn(posterior: Posterior, inputs: Any, count: int, *, seed: int) -> Drawn:
 
     Those of a Laplace posterior are linear, f + J (w − w*), as in its predictions.
     """
-    members, length = posterior.members, posterior.chain_length
-    draws = -(-count // members) * members
-    if length is not None:
-        places = [s * members + m for s in evenly_spaced(draws // members, length) for m in range(members)]
-        functions = posterior.functions().some(torch.tensor(places))
-    else:
-        functions = posterior.functions(draws, seed=seed)
+    draws = -(-count // posterior.members) * posterior.members
+    thinned = isinstance(posterior, Draws)
+    functions = posterior.thinned(draws).functions() if thinned else posterior.functions(draws, seed=seed)
     weights_SD = functions.weights_SD
     if not posterior.of_linearised:
         return Drawn(functions(inputs), weights_SD, functions.parameters)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_memory
+from torchbayes.model.batches.loaders import evenly_spaced
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import ByFields, readable
 from torchbayes.randomness.seeds import Purpose, generator
@@ -63,6 +64,22 @@ class Draws(ByFields):
         order_SM = self._order(draws // members, seed).to(self.weights_MSD.device)
         chain_SM = torch.arange(members, device=order_SM.device).expand_as(order_SM)
         return self.weights_MSD[chain_SM.flatten(), order_SM.flatten()]
+
+    def thinned(self, draws: int) -> Draws:
+        """Return evenly spaced draws of each chain, in the order in which they were visited.
+
+        R-hat and effective sizes are those of chains, where the subsample of `sample` has no order.
+
+        Args:
+            draws: S in all, a multiple of M; all draws if more are asked for.
+
+        Raises:
+            ValueError: if S is not a multiple of M.
+        """
+        kept_S = torch.tensor(evenly_spaced(self.check_draws(draws) // self.members, self.chain_length))
+        stats = self.sample_stats and {name: each[:, kept_S] for name, each in self.sample_stats.items()}
+        in_order_SMD = self.weights_MSD.transpose(0, 1)[kept_S.to(self.weights_MSD.device)]
+        return replace(self, weights_MSD=in_order_SMD.transpose(0, 1), sample_stats=stats)
 
     def _order(self, per_chain: int, seed: int) -> Tensor:
         """Return the indices of the draws taken from each chain, (S, M)."""

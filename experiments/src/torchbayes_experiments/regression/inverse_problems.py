@@ -87,9 +87,9 @@ def solved(recipe: InverseRecipe, name: str, *, seed: int) -> dict[str, Any]:
 def judged(recipe: InverseRecipe, simulated: Simulated, posterior: tb.Posterior) -> dict[str, Any]:
     """Return the numbers of a posterior: of the solution at the points, and of each coefficient."""
     numbers_by_metric: dict[str, Any] = {}
-    draws = min(recipe.draws, posterior.default_draws) if posterior.chain_length else None
+    functions = posterior.thinned(recipe.draws) if isinstance(posterior, tb.Draws) else posterior
     for name, truth in simulated.truth.items():
-        values_SNK = simulated.problem.values(posterior, name, simulated.points, draws=draws).double()
+        values_SNK = simulated.problem.values(functions, name, simulated.points).double()
         mean, sd = values_SNK.mean(0), values_SNK.std(0, correction=0)
         numbers_by_metric[f"error of {name}"] = float((mean - truth).norm() / truth.norm())
         numbers_by_metric[f"coverage of {name}"] = float(((mean - truth).abs() <= 2 * sd).double().mean())
