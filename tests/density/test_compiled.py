@@ -32,21 +32,32 @@ class Residual(nn.Module):
         return self.head(hidden + torch.tanh(self.second(hidden)))
 
 
-def density(prior: Any, plan: Any = "compiled", **settings: Any) -> LogDensity:
-    model = Model(Residual().double(), likelihoods.Categorical(), prior, temperature=0.7)
+class Sorting(Residual):
+    """A network that looks at its inputs in Python, which the compiler does not take under transforms."""
+
+    calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        Sorting.calls += 1
+        order = torch.tensor(inputs[:, 0].argsort().tolist())
+        return super().forward(inputs[order])[order.argsort()]
+
+
+def density(prior: Any, plan: Any = "compiled", *, network: Any = Residual, **settings: Any) -> LogDensity:
+    model = Model(network().double(), likelihoods.Categorical(), prior, temperature=0.7)
     return LogDensity(model, N, Batch(normal(N, 4, seed=1), classes(N, 3)), plan=plan, **settings)
 
 
 def go(target: LogDensity, how: Any, steps: list[int], *, massive: bool) -> tuple[Tensor, ...]:
-    size = target.model.layout.size
-    weights_MD = normal(M, size, seed=2)
+    size, members = target.model.layout.size, len(steps)
+    weights_MD = normal(M, size, seed=2)[:members]
     phase = how(
         weights_MD,
-        normal(M, size, seed=3),
+        normal(M, size, seed=3)[:members],
         gradient_MD=LogDensity(target.model, N, target.data, plan="vmap")(weights_MD).gradient,
-        step_size_M=torch.tensor([0.01, 0.02, -0.03], dtype=torch.float64),
+        step_size_M=torch.tensor([0.01, 0.02, -0.03], dtype=torch.float64)[:members],
         steps_M=torch.tensor(steps),
-        inverse_mass_MD=normal(M, size, seed=4).exp() if massive else None,
+        inverse_mass_MD=normal(M, size, seed=4)[:members].exp() if massive else None,
     )
     return phase.weights_MD, phase.momentum_MD, *phase.value
 
@@ -78,6 +89,23 @@ def test_it_is_the_plain_integrator(quick: list[int], steps: list[int]) -> None:
         for found, expected in zip(go(target, target.leapfrog, steps, massive=massive), plain, strict=True):
             assert_close(found, expected)
     assert len(quick) == 1, "one function is compiled, once"
+
+
+def test_python_of_a_network_runs_in_the_trace_alone(quick: list[int]) -> None:
+    torch.manual_seed(0)
+    target = density(priors.Normal(0.8), network=Sorting)
+    plain = go(target, partial(leapfrog, density(priors.Normal(0.8), "vmap")), [4, 3, 2], massive=True)
+    quick.clear()
+    for _ in range(2):
+        Sorting.calls = 0
+        found = go(target, target.leapfrog, [4, 3, 2], massive=True)
+        for ours, expected in zip(found, plain, strict=True):
+            assert_close(ours, expected)
+    assert Sorting.calls == 1, "of the gradient at the start"
+    assert len(quick) == 1
+    fewer = go(target, target.leapfrog, [4, 3], massive=True)  # chains that go on without another
+    for ours, expected in zip(fewer, plain, strict=True):
+        assert_close(ours, expected[:2])
 
 
 def test_replayed_graphs_do_not_write_to_what_they_gave(monkeypatch: pytest.MonkeyPatch) -> None:

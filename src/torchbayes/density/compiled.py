@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory
 from torchbayes.density.dynamics import Phase, Value, step_sizes
@@ -72,7 +74,7 @@ class Unrolled:
     def __init__(self, model: Model, data: Batch, scales: Scales, *, graphs: bool = False) -> None:
         """Bind a model to all its rows and to factors on log likelihood and log prior; `graphs` as for `Compiled`."""
         self._model, self._data, self._scales, self._graphs = model, data, scales, graphs
-        self._functions: dict[int, Callable[..., tuple[Tensor, ...]]] = {}
+        self._functions: dict[tuple[int, int], Callable[..., tuple[Tensor, ...]]] = {}  # of steps and members
 
     def __call__(self, trajectory: Trajectory) -> Phase:
         """Return the end of leapfrog steps."""
@@ -81,25 +83,29 @@ class Unrolled:
         length = LENGTH if most >= LENGTH else 1
         sizes_LM = step_sizes(step_size_M, steps_M, -(-most // length) * length).to(weights_MD)
         mass_MD = torch.ones_like(weights_MD) if inverse_mass_MD is None else inverse_mass_MD
-        if length not in self._functions:
-            self._functions[length] = torch.compile(self._steps, dynamic=False, mode=_mode(self._graphs))
-        phase = (weights_MD, momentum_MD, gradient_MD)
+        phase, shape = (weights_MD, momentum_MD, gradient_MD), (length, len(weights_MD))
         likelihood_M = prior_M = step_size_M  # set by the first call: at least one step is taken
         with full_precision(weights_MD.device), torch.no_grad():
             for sizes_UM in sizes_LM.split(length):
-                results = self._functions[length](*phase, mass_MD, sizes_UM.unsqueeze(-1), self._data)
+                step = (*phase, mass_MD, sizes_UM.unsqueeze(-1))
+                if shape not in self._functions:
+                    # A trace at the given data has none of the network's Python left, which the compiler may not take.
+                    # The `partial` hides `self`, which would count as an argument.
+                    flat = make_fx(partial(self._steps))(*step)
+                    self._functions[shape] = torch.compile(flat, dynamic=False, mode=_mode(self._graphs))
+                results = self._functions[shape](*step)
                 # the next replay writes to the same memory
                 *phase, likelihood_M, prior_M = [t.clone() for t in results] if self._graphs else results
         value_M = self._scales.likelihood * likelihood_M + self._scales.prior * prior_M
         return Phase(phase[0], phase[1], Value(value_M, phase[2], likelihood_M))
 
     def _steps(
-        self, weights: Tensor, momentum: Tensor, gradient: Tensor, mass: Tensor, sizes_UM1: Tensor, data: Batch
+        self, weights: Tensor, momentum: Tensor, gradient: Tensor, mass: Tensor, sizes_UM1: Tensor
     ) -> tuple[Tensor, ...]:
         """Return weights, momenta, gradients (M, D), log likelihoods and log priors (M,) after U steps."""
 
         def joint(weights_D: Tensor) -> tuple[Tensor, Any]:
-            likelihood = self._model.log_likelihood(weights_D, data).sum(dtype=torch.float64)
+            likelihood = self._model.log_likelihood(weights_D, self._data).sum(dtype=torch.float64)
             prior = self._model.log_prior(weights_D)
             return self._scales.likelihood * likelihood + self._scales.prior * prior, (likelihood, prior)
 
