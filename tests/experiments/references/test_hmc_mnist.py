@@ -247,7 +247,9 @@ def test_end_to_end(tiny, tmp_path):
 
 def test_the_recipe_is_the_published_setting():
     small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
-    assert replace(paper, minutes=small.minutes, burn_in=small.burn_in) == small
-    chain = small.chain()
+    shorter = {"iterations": small.iterations, "minutes": small.minutes, "burn_in": small.burn_in}
+    assert replace(paper, **shorter) == small
+    assert int(small.burn_in * small.iterations) == 1
+    chain = paper.chain()
     assert (chain.step_size, chain.trajectory, chain.max_leapfrogs, chain.steps) == (3e-5, 1.5, 50_000, 100)
     assert int(paper.burn_in * paper.iterations) == 10

@@ -9,7 +9,9 @@ from torchbayes_experiments.regression.inverse_problems import EXPERIMENT, METHO
 from torchbayes_experiments.shared.equations import CASES
 
 DOUBLE = torch.float64
-TINY = InverseRecipe(cases=("poisson",), hidden=(3,), members=2, epochs=4, steps=8, burn_in=2, doublings=1, draws=8)
+TINY = InverseRecipe(
+    cases=("poisson",), hidden=(3,), members=2, epochs=4, steps=8, burn_in=2, max_leapfrogs=2, draws=8, plan="vmap"
+)
 
 
 def solitons(x):
@@ -59,19 +61,19 @@ def test_a_tiny_recipe(tmp_path):
     for method in METHODS:
         numbers = computed[method]
         assert numbers["k away"] == pytest.approx(abs(numbers["k mean"] - 0.7) / numbers["k sd"])
-        assert ("k rhat" in numbers) == (method == "nuts")
+        assert ("k rhat" in numbers) == (method == "hmc")
         assert 0 <= numbers["coverage of u"] <= 1
         assert numbers["error of u"] > 0
     assert EXPERIMENT.run(TINY, 0, tmp_path)["poisson"] == computed
 
 
-def made_up(seed, *, nuts=0.1, vi=0.3, away=1.0, rhat=1.01):
+def made_up(seed, *, hmc=0.1, vi=0.3, away=1.0, rhat=1.01):
     noise = 0.001 * float(np.random.default_rng(seed).normal())
     common = {"k mean": 0.7, "k sd": 0.1, "k away": away + noise, "coverage of u": 1.0}
-    errors = {"nuts": nuts, "vi": vi, "laplace": 0.2, "map": 0.2}
+    errors = {"hmc": hmc, "vi": vi, "laplace": 0.2, "map": 0.2}
     computed = {method: {"error of u": error + noise, **common} for method, error in errors.items()}
     computed["vi"]["error of u"] += 10 * noise
-    computed["nuts"] |= {"k rhat": rhat + noise, "rhat of u": 1.0}
+    computed["hmc"] |= {"k rhat": rhat + noise, "rhat of u": 1.0}
     return {"poisson": computed}
 
 
@@ -82,7 +84,7 @@ def test_verdicts():
     assert len(findings.tables) == 4
     assert len(findings.figures) == 1
     assert EXPERIMENT.summarise([made_up(seed, rhat=1.5) for seed in range(3)]).verdict.outcome == "inconclusive"
-    worse = EXPERIMENT.summarise([made_up(seed, nuts=0.4) for seed in range(3)])
+    worse = EXPERIMENT.summarise([made_up(seed, hmc=0.4) for seed in range(3)])
     assert [part.outcome for part in worse.verdict.parts] == ["holds", "does not hold", "holds", "does not hold"]
     away = EXPERIMENT.summarise([made_up(seed, away=3.0) for seed in range(3)])
     assert away.verdict.outcome == "does not hold"
