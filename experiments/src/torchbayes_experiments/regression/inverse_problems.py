@@ -53,10 +53,10 @@ class InverseRecipe:
     members: int = 4  # M, modes, and chains that start there
     epochs: int = 2000  # of Adam on all rows, of MAP and of VI
     lr: float = 0.01
-    steps: int = 2000  # of HMC, with burn-in
-    burn_in: int = 1000
-    trajectory: float = 2.0  # of HMC, in units of √mass times weights; masses are adapted in burn-in
-    max_leapfrogs: int = 128  # maximum number of steps of a trajectory
+    steps: int = 1000  # of HMC, with burn-in
+    burn_in: int = 400
+    trajectory: float = 1.6  # of HMC, in units of √mass times weights; masses are adapted in burn-in
+    max_leapfrogs: int = 512  # maximum number of steps of a trajectory
     plan: str = "compiled"  # of HMC, whose steps cost mostly Python otherwise
     draws: int = 200  # functions by which solutions are compared
 
@@ -203,12 +203,12 @@ EXPERIMENT = Experiment(
         ),
         "small": InverseRecipe(),
         "paper": InverseRecipe(
-            hidden=(50, 50), epochs=20_000, steps=6000, burn_in=3000, max_leapfrogs=1000, draws=1000
+            hidden=(50, 50), epochs=20_000, steps=3000, burn_in=1000, max_leapfrogs=1000, draws=1000
         ),
     },
     cost={
         "quick": "seconds of one core for a seed",
-        "small": "ten minutes of a busy core for a seed",
+        "small": "half an hour of one core for a seed (an estimate)",
         "paper": "hours of one core for a seed (an estimate)",
     },
     run=run,
