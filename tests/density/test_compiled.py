@@ -43,6 +43,17 @@ class Sorting(Residual):
         return super().forward(inputs[order])[order.argsort()]
 
 
+class Encoder(nn.Module):
+    """Attention, whose fused operator has no derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.TransformerEncoderLayer(4, 2, 3, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.body(inputs.unsqueeze(1)).squeeze(1))
+
+
 def density(prior: Any, plan: Any = "compiled", *, network: Any = Residual, **settings: Any) -> LogDensity:
     model = Model(network().double(), likelihoods.Categorical(), prior, temperature=0.7)
     return LogDensity(model, N, Batch(normal(N, 4, seed=1), classes(N, 3)), plan=plan, **settings)
@@ -89,6 +100,16 @@ def test_it_is_the_plain_integrator(quick: list[int], steps: list[int]) -> None:
         for found, expected in zip(go(target, target.leapfrog, steps, massive=massive), plain, strict=True):
             assert_close(found, expected)
     assert len(quick) == 1, "one function is compiled, once"
+
+
+@pytest.mark.usefixtures("quick")
+def test_encoders_of_transformers_are_compiled_by_their_parts() -> None:
+    target, plain = (density(priors.Normal(0.8), plan, network=Encoder) for plan in ("compiled", "vmap"))
+    weights_MD = normal(M, target.model.layout.size)
+    assert_close(target(weights_MD).gradient, plain(weights_MD).gradient)
+    expected = go(plain, partial(leapfrog, plain), [2, 2, 1], massive=False)
+    for ours, theirs in zip(go(target, target.leapfrog, [2, 2, 1], massive=False), expected, strict=True):
+        assert_close(ours, theirs)
 
 
 def test_python_of_a_network_runs_in_the_trace_alone(quick: list[int]) -> None:

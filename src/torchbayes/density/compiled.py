@@ -7,8 +7,8 @@ length, take steps of size zero at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from torchbayes.density.dynamics import Phase, Value, step_sizes
 from torchbayes.density.precision import full_precision
 from torchbayes.density.vmap import Stack, evaluate_stack, refuses_stacked, stack
 from torchbayes.model.model import Batch, Model, Scales
+from torchbayes.native.process import encoders_by_parts, quiet_vmap
 
 LENGTH = 4  # a longer function takes longer to compile, and no gain was measured
 
@@ -51,7 +52,7 @@ class Compiled(Backend):
             # Once per density is enough, because the shapes of a method's batches, and so the guards, rarely change.
             self._stacks[key] = torch.compile(stack(self.model, *key), mode=_mode(self._graphs))
         evaluation = evaluation._replace(below=None)  # what is compiled would hold the outputs of one chunk
-        total_M = evaluate_stack(self, evaluation, self._stacks[key], under=nullcontext)
+        total_M = evaluate_stack(self, evaluation, self._stacks[key], under=_by_parts)
         return total_M.clone() if self._graphs else total_M, None  # the next replay writes to the same memory
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:
@@ -66,6 +67,13 @@ class Compiled(Backend):
 def _mode(graphs: bool) -> str | None:
     """Return the mode of `torch.compile` that records CUDA graphs, or its usual one."""
     return "reduce-overhead" if graphs else None
+
+
+@contextmanager
+def _by_parts() -> Iterator[None]:
+    """Let transforms see inside encoders of transformers, without torch's warnings about their speed."""
+    with encoders_by_parts(), quiet_vmap():
+        yield
 
 
 class Unrolled:
@@ -91,7 +99,8 @@ class Unrolled:
                 if shape not in self._functions:
                     # A trace at the given data has none of the network's Python left, which the compiler may not take.
                     # The `partial` hides `self`, which would count as an argument.
-                    flat = make_fx(partial(self._steps))(*step)
+                    with _by_parts():
+                        flat = make_fx(partial(self._steps))(*step)
                     self._functions[shape] = torch.compile(flat, dynamic=False, mode=_mode(self._graphs))
                 results = self._functions[shape](*step)
                 # the next replay writes to the same memory
