@@ -14,6 +14,7 @@ from tests.laws.cases import made, model_of, rows_of
 from tests.oracles import assert_close, normal
 from torchbayes import checks
 from torchbayes.native.build import available
+from torchbayes.posteriors.draws import thinned
 from torchbayes.posteriors.store import DrawFile
 
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.bfloat16]
@@ -135,11 +136,11 @@ def test_thinned_chains_are_worth_as_much_as_whole_ones() -> None:
     for step in range(1, 2000):
         weights_MSD[:, step] = 0.98 * weights_MSD[:, step - 1] + 0.02**0.5 * weights_MSD[:, step]
     chains = tb.Draws(model, weights_MSD, sample_stats={"step": torch.arange(2000).expand(4, 2000)})
-    thinned = chains.thinned(4 * 500)
-    assert 40 < float(tb.diagnostics.ess_bulk(thinned.weights_MSD[..., 0].double())) < 160
-    assert thinned.sample_stats is not None
-    assert torch.equal(thinned.sample_stats["step"][0], torch.arange(0, 2000, 4))
-    assert torch.equal(thinned.sample(2000).unflatten(0, (500, 4)), weights_MSD[:, ::4].transpose(0, 1))
-    assert torch.equal(chains.thinned(10_000 * 4).weights_MSD, weights_MSD)
+    few = thinned(chains, 4 * 500)
+    assert 40 < float(tb.diagnostics.ess_bulk(few.weights_MSD[..., 0].double())) < 160
+    assert few.sample_stats is not None
+    assert torch.equal(few.sample_stats["step"][0], torch.arange(0, 2000, 4))
+    assert torch.equal(few.sample(2000).unflatten(0, (500, 4)), weights_MSD[:, ::4].transpose(0, 1))
+    assert torch.equal(thinned(chains, 10_000 * 4).weights_MSD, weights_MSD)
     with pytest.raises(ValueError, match="must be a multiple of the 4 members; got 6"):
-        chains.thinned(6)
+        thinned(chains, 6)

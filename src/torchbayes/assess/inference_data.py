@@ -15,7 +15,7 @@ from torchbayes.diagnostics import export
 from torchbayes.model.batches.batch import Batch, tensors_of
 from torchbayes.model.layout import broadcasting, matches
 from torchbayes.model.likelihoods.protocol import scored
-from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.draws import thinned
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
@@ -74,8 +74,7 @@ def to_arviz(
     rows = [] if data is None else list(unpacked(posterior.model, data))
     if data is not None and not sum(batch.size for batch in rows):
         raise ValueError("`data` is empty: there is no row to predict. Leave it out for weights alone.")
-    if isinstance(posterior, Draws) and draws < posterior.default_draws:
-        posterior = posterior.thinned(draws)
+    posterior = thinned(posterior, draws)
     functions = posterior.functions(draws, seed=seed)
     warn_of(posterior.problems)
     groups = {"posterior": _weights(functions, weights, chains)}

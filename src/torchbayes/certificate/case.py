@@ -17,7 +17,7 @@ from torchbayes.model.batches.batch import Batch, rows_of
 from torchbayes.model.batches.loaders import evenly_spaced
 from torchbayes.model.likelihoods.protocol import Parameters
 from torchbayes.model.model import Model
-from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.draws import thinned
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import class_probs
@@ -95,8 +95,8 @@ def drawn(posterior: Posterior, inputs: Any, count: int, *, seed: int) -> Drawn:
     Those of a Laplace posterior are linear, f + J (w − w*), as in its predictions.
     """
     draws = -(-count // posterior.members) * posterior.members
-    thinned = isinstance(posterior, Draws)
-    functions = posterior.thinned(draws).functions() if thinned else posterior.functions(draws, seed=seed)
+    posterior = thinned(posterior, draws)
+    functions = posterior.functions(draws if posterior.chain_length is None else None, seed=seed)
     weights_SD = functions.weights_SD
     if not posterior.of_linearised:
         return Drawn(functions(inputs), weights_SD, functions.parameters)

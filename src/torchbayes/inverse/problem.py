@@ -24,7 +24,7 @@ from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.model.model import Model
 from torchbayes.model.priors import Normal, PriorLike
 from torchbayes.native.process import undisturbed_methods
-from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.draws import thinned
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.predict import predict
@@ -226,7 +226,7 @@ class Problem:
         check_positive(level=level)
         if level >= 1:
             raise ValueError(f"`level` must lie between 0 and 1; got {seen(level)}.")
-        posterior = posterior.thinned(draws) if draws is not None and isinstance(posterior, Draws) else posterior
+        posterior = thinned(posterior, draws) if draws is not None and isinstance(posterior, Posterior) else posterior
         draws_by_name = self.coefficients(posterior, draws=draws, seed=seed)
         sds = {name: each.sd for name, _, each in _unknown(self._module)}
         chains = posterior.members if getattr(posterior, "chain_length", None) else 0

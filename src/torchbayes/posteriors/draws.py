@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,22 +66,6 @@ class Draws(ByFields):
         chain_SM = torch.arange(members, device=order_SM.device).expand_as(order_SM)
         return self.weights_MSD[chain_SM.flatten(), order_SM.flatten()]
 
-    def thinned(self, draws: int) -> Draws:
-        """Return evenly spaced draws of each chain, in the order in which they were visited.
-
-        R-hat and effective sizes are those of chains, where the subsample of `sample` has no order.
-
-        Args:
-            draws: S in all, a multiple of M; all draws if more are asked for.
-
-        Raises:
-            ValueError: if S is not a multiple of M.
-        """
-        kept_S = torch.tensor(evenly_spaced(self.check_draws(draws) // self.members, self.chain_length))
-        stats = self.sample_stats and {name: each[:, kept_S] for name, each in self.sample_stats.items()}
-        in_order_SMD = self.weights_MSD.transpose(0, 1)[kept_S.to(self.weights_MSD.device)]
-        return replace(self, weights_MSD=in_order_SMD.transpose(0, 1), sample_stats=stats)
-
     def _order(self, per_chain: int, seed: int) -> Tensor:
         """Return the indices of the draws taken from each chain, (S, M)."""
         members, length, _ = self.weights_MSD.shape
@@ -90,6 +75,27 @@ class Draws(ByFields):
         return torch.stack(
             [torch.cat([torch.randperm(length, generator=source) for _ in range(rounds)]) for _ in range(members)], 1
         )[:per_chain]
+
+
+def thinned(posterior: Any, draws: int) -> Any:
+    """Return evenly spaced draws of each chain, in the order in which they were visited; without chains the posterior.
+
+    R-hat and effective sizes are those of chains, where the subsample of `sample` has no order.
+
+    Args:
+        posterior: any posterior.
+        draws: S in all, a multiple of M; all draws if more are asked for.
+
+    Raises:
+        ValueError: if S is not a multiple of M.
+    """
+    per_chain, length = posterior.check_draws(draws) // posterior.members, posterior.chain_length
+    if length is None or per_chain >= length:
+        return posterior
+    kept_S = torch.tensor(evenly_spaced(per_chain, length))
+    stats = posterior.sample_stats and {name: each[:, kept_S] for name, each in posterior.sample_stats.items()}
+    in_order_SMD = posterior.weights_MSD.transpose(0, 1)[kept_S.to(posterior.weights_MSD.device)]
+    return replace(posterior, weights_MSD=in_order_SMD.transpose(0, 1), sample_stats=stats)
 
 
 def _in_order(weights_MSD: Tensor) -> bool:

@@ -17,6 +17,7 @@ import torch
 
 import torchbayes as tb
 from torchbayes.diagnostics import rhat
+from torchbayes.posteriors.draws import thinned
 from torchbayes.report import Picture, Table
 from torchbayes_experiments import (
     Experiment,
@@ -90,7 +91,7 @@ def solved(recipe: InverseRecipe, name: str, *, seed: int) -> dict[str, Any]:
 def judged(recipe: InverseRecipe, simulated: Simulated, posterior: tb.Posterior) -> dict[str, Any]:
     """Return the numbers of a posterior: of the solution at the points, and of each coefficient."""
     numbers_by_metric: dict[str, Any] = {}
-    functions = posterior.thinned(recipe.draws) if isinstance(posterior, tb.Draws) else posterior
+    functions = thinned(posterior, recipe.draws) if posterior.chain_length else posterior
     for name, truth in simulated.truth.items():
         values_SNK = simulated.problem.values(functions, name, simulated.points).double()
         mean, sd = values_SNK.mean(0), values_SNK.std(0, correction=0)
