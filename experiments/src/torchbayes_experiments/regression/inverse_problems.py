@@ -209,7 +209,7 @@ EXPERIMENT = Experiment(
     },
     cost={
         "quick": "seconds of one core for a seed",
-        "small": "half an hour of one core for a seed (an estimate)",
+        "small": "three quarters of an hour of one core for a seed",
         "paper": "hours of one core for a seed (an estimate)",
     },
     run=run,
