@@ -27,7 +27,7 @@ EXPERIMENT = Experiment(
     "1,000 images and on 500 of 7 × 7 pixels, a fifth of whose labels are shuffled.",
     recipes={"small": run.SMALL, "paper": run.PAPER},
     cost={
-        "small": "about two minutes of one core",
+        "small": "two and a half minutes of one core for a seed",
         "paper": "about two hours on one GPU (an estimate); it has not been run",
     },
     run=run.run,
