@@ -27,9 +27,9 @@ TOO_CAUTIOUS = "so its probabilities are too cautious"
 """What is said of a posterior that predicts its training rows far worse than its modes do."""
 
 _ROWS = 128  # looked at: a closed form costs the Jacobian of each
-_LOSS = (
-    0.5  # nats per target that the average may lose in any case: γ is at most n, so the quadratic form allows no more
-)
+# nats per target that the average may lose in any case: what the quadratic form allows a model with one output of a
+# row, whose γ is at most n
+_LOSS = 0.5
 
 
 def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:
@@ -62,8 +62,8 @@ def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:
     ]
 
 
-def too_wide(case: Case) -> list[str]:
-    """Return a problem if a Laplace posterior predicts the training rows far worse than its modes do.
+def too_wide(case: Case, *, remedy: str) -> list[str]:
+    """Return a problem if a Laplace posterior predicts the training rows far worse than its modes do, with a remedy.
 
     Where the log joint density is quadratic, draws lose γ/2 nats on all n targets together, and their average no more
     than that (MacKay 1992). It loses more where the curvature at the mode says little of the density around it.
@@ -88,8 +88,7 @@ def too_wide(case: Case) -> list[str]:
     return [
         f"it predicts the training rows far worse than its mode does ({average:.3g} against {best:.3g} nats a target, "
         f"where the quadratic form allows a loss of {allowed:.2g}), {TOO_CAUTIOUS}: the curvature that was kept says "
-        f"little of the density around the mode (leave out `start`, so that the network is trained under the prior of "
-        f"this model, keep more by a higher rank or another structure, or take SWAG or IVON)"
+        f"little of the density around the mode ({remedy}, or take SWAG or IVON)"
     ]
 
 

@@ -17,9 +17,11 @@ from tests.oracles import LinearGaussian, assert_close, normal
 from torch import nn
 
 import torchbayes as tb
+from torchbayes.data import load
 from torchbayes.density.density import LogDensity
 from torchbayes.driver.checkpoint import flatten, restore
 from torchbayes.driver.loop import Begin
+from torchbayes.health.mode import TOO_CAUTIOUS
 from torchbayes.methods.choices import FACTORS
 from torchbayes.methods.schedules import epochs_of
 from torchbayes.model.sources.sources import as_source
@@ -90,6 +92,20 @@ def test_a_descent_that_is_too_short(tmp_path: Path) -> None:
     mode, covariance = LinearGaussian(inputs, targets[:, 0], float(short.model.prior.stds()[0]), 0.3).posterior()
     away = short.mean_MD[0] - mode
     assert f"would raise it by {float(0.5 * away @ torch.linalg.solve(covariance, away)):.3g} nats" in short.problems[0]
+
+
+@pytest.mark.filterwarnings("ignore:this posterior should not be trusted.*too cautious")
+@pytest.mark.parametrize(("scale", "worse"), [(3.0, True), (0.3, False)])
+def test_a_posterior_far_less_sure_than_its_mode_is_reported(scale: float, worse: bool) -> None:
+    """Under a wide prior, where nothing chooses a factor, weights grow until the curvature nearly vanishes."""
+    rows = load("digits", train_size=500).train
+    network = tb.networks.mlp((1, 8, 8), 10, hidden=(30,))
+    model = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(scale))
+    method = tb.OnlineLaplace(prior="model", epochs_of_descent=60, check_mode=False)
+    posterior = tb.fit(model, rows, method, seed=0, callbacks=())
+    mode = tb.Point(posterior.model, posterior.mean_MD)
+    assert [TOO_CAUTIOUS in problem for problem in posterior.problems] == [True] * worse
+    assert (tb.evaluate(posterior, rows).metrics["nll"] > tb.evaluate(mode, rows).metrics["nll"] + 0.6) == worse
 
 
 def test_the_order_of_descent_and_passes() -> None:

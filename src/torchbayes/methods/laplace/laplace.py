@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -187,7 +188,11 @@ class Laplace(Kept, Defaults):
         return posterior.with_problems(problems)
 
     def ending(self, posterior: LaplacePosterior, state: State) -> Ended:
-        return Ended(then=[too_wide])
+        remedy = (
+            "leave out `start`, so that the network is trained under the prior of this model, keep more by a higher "
+            "rank or another structure"
+        )
+        return Ended(then=[partial(too_wide, remedy=remedy)])
 
 
 def _note_evened(curvature: Curvature) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.ending import Ended
-from torchbayes.health.mode import off_mode
+from torchbayes.health.mode import off_mode, too_wide
 from torchbayes.health.residuals import unexplained
 from torchbayes.methods.choices import Choice, Epochs, Strength
 from torchbayes.methods.defaults import Defaults, Report
@@ -252,7 +252,8 @@ class OnlineLaplace(Kept, Defaults):
 
     def ending(self, posterior: LaplacePosterior, state: State) -> Ended:
         mean = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
-        return Ended(then=[lambda case: unexplained(mean, case.source)])
+        remedy = "leave `epochs_of_descent` open, so that held-out rows choose `factor`, keep more by another structure"
+        return Ended(then=[lambda case: unexplained(mean, case.source), partial(too_wide, remedy=remedy)])
 
 
 def _descend(
