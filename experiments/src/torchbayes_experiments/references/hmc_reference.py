@@ -282,7 +282,7 @@ EXPERIMENT = Experiment(
     "single network's.",
     recipes={"small": SMALL, "paper": PAPER},
     cost={
-        "small": "a few minutes on 2 cores",
+        "small": "five to nine minutes of one core for a seed",
         "paper": "61 million passes over the data for HMC alone: years on one GPU (an estimate)",
     },
     run=run,
