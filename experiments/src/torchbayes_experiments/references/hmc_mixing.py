@@ -167,7 +167,7 @@ EXPERIMENT = Experiment(
         "paper": MixingRecipe(digits=image_hmc.CIFAR10, noisy=None, mnist=None, narrow=None),
     },
     cost={
-        "small": "a few minutes on 2 cores",
+        "small": "about two minutes of one core for a seed",
         "paper": "61 million passes over the data: years on one GPU (an estimate)",
     },
     run=run,
