@@ -16,6 +16,8 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 import torchbayes as tb
 from torchbayes.cli.commands import main
+from torchbayes.cli.forecast import _options as options_of
+from torchbayes.cli.options import parse
 from torchbayes.forecasting import BayesianForecaster, load
 
 FEW = ["--method", "MAP", "--method.epochs", "2", "--directory", "run"]
@@ -48,13 +50,31 @@ def ran(capsys, frame: pd.DataFrame, *options: str, time: str = "month", code: i
     return said.out if code == 0 else said.err
 
 
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ([], tb.SWAG(members=5)),
+        (["--method.epochs", "2"], tb.SWAG(members=5, epochs=2)),
+        (["--method", "VI"], tb.VI()),
+        (["--method=Laplace", "--method.members", "2"], tb.Laplace(members=2)),
+        (["--config", "named.yaml"], tb.VI(epochs=3)),
+        (["--config", "unnamed.yaml"], tb.SWAG(members=5, epochs=3)),
+    ],
+)
+def test_a_named_method_has_its_usual_settings(options: list[str], method: Any) -> None:
+    Path("named.yaml").write_text("method:\n  class_path: VI\n  init_args:\n    epochs: 3\n")
+    Path("unnamed.yaml").write_text("method:\n  epochs: 3\n")
+    argv = ["--data", "sales.csv", "--time", "month", "--target", "sold", "--directory", "run", *options]
+    assert parse(options_of(argv), argv)["method"] == method
+
+
 def test_a_table_is_forecast_as_the_library_does(capsys, frame, monkeypatch):
     few = partial(HistGradientBoostingRegressor, max_iter=5)
     monkeypatch.setattr("sklearn.ensemble.HistGradientBoostingRegressor", few)
     said = ran(capsys, frame, "--backtest", "3")
     written = pd.read_csv("run/forecast.csv")
     series: Any = frame.set_index("month").sold
-    expected = BayesianForecaster(12, method=tb.MAP(members=5, epochs=2)).fit(series).forecast()
+    expected = BayesianForecaster(12, method=tb.MAP(epochs=2)).fit(series).forecast()
     assert list(written.time)[:2] == ["2018-01-01", "2018-02-01"]
     assert len(written) == 12
     np.testing.assert_allclose(written["quantile 0.5"], expected.median, rtol=1e-4)
@@ -78,7 +98,7 @@ def test_gaps_are_refused_or_filled_with_the_value_before(capsys, frame):
     assert "must be evenly spaced; 1 of 93 steps" in ran(capsys, days, "--backtest", "0", code=2)
     ran(capsys, days, "--backtest", "0", "--fill", "--horizon", "3")
     filled = days.set_index("month").sold.asfreq("D").ffill()
-    expected = BayesianForecaster(3, method=tb.MAP(members=5, epochs=2)).fit(filled).forecast()
+    expected = BayesianForecaster(3, method=tb.MAP(epochs=2)).fit(filled).forecast()
     np.testing.assert_allclose(pd.read_csv("run/forecast.csv")["quantile 0.5"], expected.median, rtol=1e-4)
 
 

@@ -18,6 +18,7 @@ from torchbayes.cli.options import (
     add_directory,
     add_problem,
     by_class,
+    names_method,
     new_parser,
     parse,
     peek,
@@ -99,8 +100,7 @@ def _parsed(argv: list[str]) -> dict[str, Any]:
 
 def _method_of(seen: Peek) -> Any:
     """Return a method with its own defaults: lengths of the whole data do not suit a few rows of them."""
-    named = "method" in seen.file or any(word == "--method" or word.startswith("--method=") for word in seen.argv)
-    return type(usual_method(seen.method, seen.usual))() if named else SWAG(members=5)
+    return type(usual_method(seen.method, seen.usual))() if names_method(seen.argv) else SWAG(members=5)
 
 
 def _studied(chosen: Mapping[str, Any], problem: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from torchbayes.catalogue.methods import classes
 from torchbayes.checks import check_counts, check_name, optional
-from torchbayes.cli.options import Parser, add_open, new_parser, parse, with_hints
+from torchbayes.cli.options import Parser, add_open, names_method, new_parser, parse, with_hints
 from torchbayes.cli.terminal import point_to, print_table, say
 from torchbayes.conformal.ranks import check_coverage
 from torchbayes.native.process import short_path
@@ -25,7 +25,7 @@ _ORIGINS = 50  # of a backtest, about
 
 def forecast(argv: list[str]) -> None:
     """Forecast a column of a table over time, with intervals; say how good such forecasts were so far."""
-    chosen = parse(_options(), argv)
+    chosen = parse(_options(argv), argv)
     check_counts(least=0, backtest=chosen["backtest"])
     check_coverage(coverage=chosen["coverage"])
     optional(check_counts, horizon=chosen["horizon"])
@@ -37,7 +37,7 @@ def forecast(argv: list[str]) -> None:
     _write(chosen, series, name, forecasters=forecasters)
 
 
-def _options() -> Parser:
+def _options(argv: list[str]) -> Parser:
     """Return the parser of the command."""
     from torchbayes.methods.optimise.swag import SWAG
 
@@ -59,7 +59,8 @@ def _options() -> Parser:
     parser.add_argument("--network", type=str, default="mlp", help="network of the library, such as mlp or linear")
     parser.add_argument("--likelihood", type=str, default="heteroscedastic", help="such as student_t")
     kinds = reduce(or_, map(with_hints, classes().values()))
-    parser.add_argument("--method", type=kinds, default=SWAG(members=5), help="how to infer")
+    default = None if names_method(argv) else SWAG(members=5)
+    parser.add_argument("--method", type=kinds, default=default, help="how to infer")
     parser.add_argument("--seed", type=int, default=0, help="seed of the fit")
     parser.add_argument("--coverage", type=float, default=0.9, help="of the intervals")
     text = "about how many forecasts of the last fifth are judged, beside other forecasters; 0 for none"

@@ -73,8 +73,6 @@ def peek(argv: list[str], *, single: bool = False) -> Peek:
         elif seen.data is None and seen.start is None:  # otherwise a typing error would begin a run of the default data
             raise ValueError(f"there is no run in {seen.directory} to resume. Correct --directory, or name --data.")
     file = _trusted(seen.config, resumed=resumed, trust=seen.trust, named=named)
-    method = file.get("method")
-    kind = method.get("class_path") if isinstance(method, Mapping) else method
     started = {} if seen.start is None or file else read_run(Path(seen.start))
     problem = problem_in(started, Path(str(seen.start)) / CONFIG, trust=seen.trust, named=named)
     data = settled(str(seen.data or file.get("data") or started.get("data") or Problem.data))
@@ -94,7 +92,7 @@ def peek(argv: list[str], *, single: bool = False) -> Peek:
     settings = {**(given if isinstance(given, Mapping) else {}), **_settings("likelihood", argv)}
     problem = replace(problem, likelihood_settings=settings)
     allow(named)
-    method_name = None if automatic else str(seen.method or kind or "SWAG")
+    method_name = None if automatic else str(seen.method or _method_in(file) or "SWAG")
     return Peek(argv, file, data, usual.of(problem), method_name, seen.methods)
 
 
@@ -268,6 +266,25 @@ def by_class(seen: Peek, method: Any) -> list[str]:
     allow([path])
     words = [f"--method={path}" if word == option else word for word in seen.argv]
     return [path if pair == ("--method", seen.method) else pair[1] for pair in zip(["", *words], words, strict=False)]
+
+
+def names_method(argv: list[str]) -> bool:
+    """Return whether the arguments, or the configuration files among them, name a method.
+
+    Where they do, its usual settings are the defaults: those of another class, which the parser would keep where both
+    have them, are not.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--method")
+    parser.add_argument("--config", action="append", default=[])
+    seen, _ = parser.parse_known_args(argv)
+    return seen.method is not None or any(_method_in(read_config(Path(name))) is not None for name in seen.config)
+
+
+def _method_in(file: Mapping[str, Any]) -> Any:
+    """Return the class that the entries of a configuration file name as the method; None if they do not."""
+    method = file.get("method")
+    return method.get("class_path") if isinstance(method, Mapping) else method
 
 
 def of_length(method: Any, steps: int | None) -> Any:
