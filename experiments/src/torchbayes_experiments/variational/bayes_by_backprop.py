@@ -389,7 +389,7 @@ EXPERIMENT = Experiment(
     "nor number of rows; here 100 + 100 units, 1,000 rows and noise of a learned scale.",
     recipes={"small": _recipe(20, (400,), 50), "paper": _recipe(600, (400, 800), 600)},
     cost={
-        "small": "six to seven minutes of one core",
+        "small": "seven to nine minutes of one core for a seed",
         "paper": "at 400 units 1.6 hours of one core, at 800 units 4 to 5 hours (estimates from the cost of a step); "
         "it has not been run",
     },
