@@ -368,7 +368,7 @@ EXPERIMENT = Experiment(
     "with log(2^H H!) for its mirror images; modes that are not its mirror images are left out.",
     recipes={"small": SMALL, "paper": PAPER},
     cost={
-        "small": "about seven minutes on one core",
+        "small": "about eight minutes of one core for a seed",
         "paper": "more rows and longer runs, as no paper states a size: some hours on one core (an estimate)",
     },
     run=run,
