@@ -94,7 +94,8 @@ def test_constants_are_those_of_the_only_network_that_a_factory_makes():
     assert len(made) == 1
     assert_borrowed(model.network, made[0])
     same = fitted(model_of(adapted()))
-    assert torch.equal(posterior.weights_MD, same.weights_MD)
+    # the last bit depends on where tensors lie in memory: one fit in a hundred differs by 1.5e-8
+    torch.testing.assert_close(posterior.weights_MD, same.weights_MD, rtol=0, atol=1e-6)
 
 
 class Allocations(TorchDispatchMode):
