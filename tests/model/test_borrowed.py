@@ -93,7 +93,12 @@ def test_constants_are_those_of_the_only_network_that_a_factory_makes():
     tb.predict(posterior, INPUTS)
     assert len(made) == 1
     assert_borrowed(model.network, made[0])
-    same = fitted(model_of(adapted()))
+    like = model_of(adapted())
+    same = fitted(like)
+    assert model.network.constants.keys() == like.network.constants.keys()
+    assert all(
+        torch.equal(model.network.constants[name], like.network.constants[name]) for name in like.network.constants
+    )
     # the last bit depends on where tensors lie in memory: one fit in a hundred differs by 1.5e-8
     torch.testing.assert_close(posterior.weights_MD, same.weights_MD, rtol=0, atol=1e-6)
 

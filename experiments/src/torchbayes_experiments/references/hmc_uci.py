@@ -238,7 +238,7 @@ EXPERIMENT = Experiment(
         "paper": UCIChainsRecipe(splits=20, chains=4, steps=600, burn_in=200, sgld_steps=200_000),
     },
     cost={
-        "small": "about five minutes on 2 cores",
+        "small": "about twenty minutes of one core for a seed",
         "paper": "about two hours on 2 cores (an estimate); no gain from a GPU",
     },
     run=partial(over_splits, split_scores),
