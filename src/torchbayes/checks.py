@@ -168,11 +168,11 @@ def nearest(name: Any, names: Iterable[str], otherwise: str = "") -> str:
     return otherwise or f"Choose from: {', '.join(known.values()) or 'none'}."
 
 
-def check_name(what: str, name: Any, known: Iterable[str]) -> None:
+def check_name(kind: str, name: Any, known: Iterable[str]) -> None:
     """Raise ValueError for a name that is not known, with the nearest known names."""
     known = list(known)
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"There is no {what} called {seen(name)}. {nearest(name, known)}")
+        raise ValueError(f"There is no {kind} called {seen(name)}. {nearest(name, known)}")
 
 
 def check_choice(words: Sequence[str], **values: Any) -> None:
@@ -216,18 +216,18 @@ def check_object(attributes: Sequence[str], example: str, **values: Any) -> None
         raise TypeError(f"`{name}` must be an object such as {example}; got {seen(value)}.{advice}")
 
 
-def check_kind(kinds: type | tuple[type, ...], what: str, **values: Any) -> None:
-    """Check arguments that are objects of certain classes; `what` names the kind, with an article. Raises TypeError."""
+def check_kind(kinds: type | tuple[type, ...], expected: str, **values: Any) -> None:
+    """Check arguments that are objects of some classes; `expected` names them, with an article. Raises TypeError."""
     for name, value in values.items():
         if not isinstance(value, kinds):
-            raise TypeError(f"`{name}` must be {what}; got {seen(value)}.")
+            raise TypeError(f"`{name}` must be {expected}; got {seen(value)}.")
 
 
-def check_function(what: str, **values: Any) -> None:
-    """Check arguments that are functions; `what` names the kind, with an article. Raises TypeError."""
+def check_function(expected: str, **values: Any) -> None:
+    """Check arguments that are functions; `expected` names their kind, with an article. Raises TypeError."""
     for name, value in values.items():
         if not callable(value):
-            raise TypeError(f"`{name}` must be {what}; got {seen(value)}.")
+            raise TypeError(f"`{name}` must be {expected}; got {seen(value)}.")
 
 
 def check_tensor(*axes: str, **values: Any) -> None:

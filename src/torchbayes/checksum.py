@@ -29,7 +29,7 @@ def row_keys(*parts: np.ndarray | None) -> np.ndarray:
 
     Only rows that are equal have equal keys, up to a chance of 2⁻⁶⁴ a pair.
     """
-    columns = [part.reshape(len(part), -1).astype(np.float64) for part in parts if part is not None]
+    columns = [array.reshape(len(array), -1).astype(np.float64) for array in parts if array is not None]
     bits = (np.concatenate(columns, axis=1) + 0.0).view(np.uint64)  # −0 becomes 0
     with np.errstate(over="ignore"):
         odd = np.arange(1, bits.shape[1] + 1, dtype=np.uint64) * np.uint64(_GOLDEN) | np.uint64(1)

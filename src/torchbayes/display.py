@@ -74,12 +74,12 @@ def as_html(overview: Overview) -> str:
     return f"<div>{''.join(parts)}</div>"
 
 
-def brief(part: Any) -> str:
+def brief(value: Any) -> str:
     """Return an object in one line; of a dataclass only the settings that differ from their defaults."""
-    text = repr(part)
-    if is_dataclass(part) and hasattr(type(part).__repr__, "__wrapped__"):  # a `__repr__` by `dataclass` names all
-        settings = [(f.name, getattr(part, f.name)) for f in fields(part) if f.repr and not _is_default(part, f)]
-        text = f"{type(part).__name__}({', '.join(f'{name}={value!r}' for name, value in settings)})"
+    text = repr(value)
+    if is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):  # a `__repr__` by `dataclass` names all
+        settings = [(f.name, getattr(value, f.name)) for f in fields(value) if f.repr and not _is_default(value, f)]
+        text = f"{type(value).__name__}({', '.join(f'{name}={value!r}' for name, value in settings)})"
     return shortened(text)
 
 
@@ -89,9 +89,9 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _is_default(part: Any, setting: Field[Any]) -> bool:
+def _is_default(value: Any, setting: Field[Any]) -> bool:
     default = setting.default_factory() if setting.default_factory is not MISSING else setting.default
-    return (getattr(part, setting.name) == default) is True  # comparing tensors gives a tensor
+    return (getattr(value, setting.name) == default) is True  # comparing tensors gives a tensor
 
 
 def as_text(value: Any) -> str:

@@ -11,7 +11,9 @@ from torchbayes.report import figures
 
 def test_functions_are_drawn_with_bands_of_all_of_them():
     x, values = np.linspace(-1, 1, 7), rng().normal(size=(50, 7))
-    figure = figures.function_draws({"narrow": values, "wide": 3 * values}, x, shown=4, label="time", what="height")
+    figure = figures.function_draws(
+        {"narrow": values, "wide": 3 * values}, x, shown=4, label="time", output_label="height"
+    )
     axes = drawn(figure)
     assert [panel.get_title() for panel in axes] == ["narrow", "wide"]
     for factor, panel in zip((1, 3), axes, strict=True):

@@ -116,7 +116,7 @@ def folded(tmp_path: Path) -> str:
     tables = [Table(["method", "NLL", "W1"], rows, title="Scores"), Table(["chain", "E-BFMI"], [["1", 0.9]])]
     picture = Picture("Heading", figure(), "What is drawn.", alt="What it shows.")
     path = write_report(
-        tmp_path / "r.html", title="t", lead="found", figures=[picture], folded=tables, about="done\n\nso"
+        tmp_path / "r.html", title="t", lead="found", figures=[picture], folded=tables, procedure="done\n\nso"
     )
     return path.read_text("utf-8")
 

@@ -72,7 +72,9 @@ def test_a_confusion_matrix_of_any_size_is_drawn(classes: int):
 
 def test_predictions_outside_their_interval_stand_out():
     observed, predicted = np.array([0.0, 1.0, 2.0]), np.array([0.1, 1.1, 5.0])
-    figure = figures.predicted_observed("HMC", observed, predicted, low=predicted - 1, high=predicted + 1, what="price")
+    figure = figures.predicted_observed(
+        "HMC", observed, predicted, low=predicted - 1, high=predicted + 1, target_label="price"
+    )
     (axes,) = drawn(figure)
     assert labels(figure) == ["inside its interval", "outside", "predicted = observed"]
     np.testing.assert_allclose(line(axes, 0), [[0, 1], [0.1, 1.1]])

@@ -66,12 +66,12 @@ class ClassRows:
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Return rows one after the other."""
-        return cls(torch.cat([part.probs_SBPC for part in parts], dim=1))
+        return cls(torch.cat([chunk.probs_SBPC for chunk in parts], dim=1))
 
     def information(self) -> Tensor:
         """Return the mutual information of labels and function under these draws, summed over labels, (B,), nats."""
         parts = self.probs_SBPC.split(rows_at_once(self.probs_SBPC), dim=1)
-        return torch.cat([divergence(part) for part in parts]).sum(-1)
+        return torch.cat([divergence(chunk) for chunk in parts]).sum(-1)
 
     def score(self, name: str) -> Callable[..., Tensor]:
         """Return the function of these rows, and of aims where the score has such, that a name stands for."""

@@ -40,9 +40,9 @@ class Best:
         if len(near) < len(values_B):
             self.dropped = max(self.dropped, float(np.delete(values_B, near).max()))
         if len(near):
-            part = rows.some(torch.from_numpy(near))
-            self.waiting.append((part, values_B[near], keys_B[near], places_B[near]))
-        if sum(part[0].rows for part in self.waiting) > self.room // 2:  # seldom: all that is kept is copied
+            near_rows = rows.some(torch.from_numpy(near))
+            self.waiting.append((near_rows, values_B[near], keys_B[near], places_B[near]))
+        if sum(entry[0].rows for entry in self.waiting) > self.room // 2:  # seldom: all that is kept is copied
             self.settle()
 
     def settle(self) -> None:

@@ -59,7 +59,7 @@ class NumberRows:
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Return rows one after the other, of draws that are functions."""
-        means, noises = zip(*((part.mean_SBK, part.noise_BK) for part in parts), strict=True)
+        means, noises = zip(*((chunk.mean_SBK, chunk.noise_BK) for chunk in parts), strict=True)
         return cls(torch.cat(means, dim=1), torch.cat(noises))
 
     @property

@@ -147,12 +147,12 @@ def shuffled(purpose: Purpose, seed: int, size: int, *numbers: int) -> list[int]
     return torch.randperm(size, generator=generator(purpose, seed, *numbers)).tolist()
 
 
-def check_pool(rows: int, sizes: Sizes, what: str = "rows") -> None:
-    """Raise ValueError if the pool, of so many of `what`, is too small for one round."""
+def check_pool(rows: int, sizes: Sizes, row_label: str = "rows") -> None:
+    """Raise ValueError if the pool, of so many of `row_label`, is too small for one round."""
     if rows < sizes.first + sizes.acquire:
         raise ValueError(
-            f"the pool has {rows} {what}, fewer than the {sizes.first} at the start and {sizes.acquire} of a round. "
-            f"Give more, or lower `first` or `acquire`."
+            f"the pool has {rows} {row_label}, fewer than the {sizes.first} at the start and {sizes.acquire} of a "
+            f"round. Give more, or lower `first` or `acquire`."
         )
 
 

@@ -71,7 +71,7 @@ class Continuations:
     def answers(self) -> Answers:
         """Sums over the tokens of each answer."""
         parts = (self.log_prob, self.entropy, self.expected_entropy, self.mutual_information, self.attention_mask)
-        return Answers(*(part.sum(1) for part in parts))
+        return Answers(*(field.sum(1) for field in parts))
 
 
 class Record:
@@ -122,7 +122,7 @@ class Step(NamedTuple):
     def only(self, open_B: Tensor, fill: int) -> Step:
         """Return the step of answers that have not ended; the others get padding."""
         open_B1 = open_B.unsqueeze(1)
-        numbers = (part.where(open_B1, 0) for part in self[2:])
+        numbers = (field.where(open_B1, 0) for field in self[2:])
         return Step(self.log_prob_SB.where(open_B, 0), self.tokens.where(open_B1, fill), *numbers)
 
 

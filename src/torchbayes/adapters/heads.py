@@ -47,18 +47,18 @@ def head_of(network: nn.Module) -> tuple[str, Any]:
     """
     find = getattr(base_of(network), "get_output_embeddings", None)
     head: Any = find() if callable(find) else None
-    name = next((name for name, part in network.named_modules() if part is head), None)
+    name = next((name for name, submodule in network.named_modules() if submodule is head), None)
     if head is None or name is None:
         raise TypeError(
             f"`network` must be a causal language model, whose output layer `get_output_embeddings` returns; got "
             f"{type(network).__name__}. Load it by AutoModelForCausalLM, with or without adapters of PEFT."
         )
-    linear = [part for part in head.modules() if isinstance(part, nn.Linear)]
+    linear = [submodule for submodule in head.modules() if isinstance(submodule, nn.Linear)]
     if not linear or not isinstance(getattr(head, "out_features", None), int):
         raise TypeError(
             f"the output layer `{name}` must be linear, so that it can be cut to the answers; got {_kind(head)}."
         )
-    if any(not part.weight.is_floating_point() for part in linear):
+    if any(not submodule.weight.is_floating_point() for submodule in linear):
         raise TypeError(
             f"the weights of the output layer `{name}` are quantised to {linear[0].weight.dtype}, and cannot be cut to "
             f"the answers. Load the network with its output layer left as it is (`llm_int8_skip_modules`)."
@@ -75,10 +75,10 @@ def cut(network: nn.Module, rows: Tensor) -> None:
         if parameter.requires_grad and not other.startswith(f"{name}.")
     }
     _replace(network, name, _cut(head, rows, head.out_features, elsewhere))
-    for part in network.modules():  # the initialisers of Hugging Face would tie the cut weights again
+    for submodule in network.modules():  # the initialisers of Hugging Face would tie the cut weights again
         for keys in ("_tied_weights_keys", "all_tied_weights_keys"):
-            if getattr(part, keys, None):
-                setattr(part, keys, {})
+            if getattr(submodule, keys, None):
+                setattr(submodule, keys, {})
 
 
 def _cut(head: nn.Module, rows: Tensor, size: int, elsewhere: set[int]) -> nn.Module:
@@ -93,27 +93,27 @@ def _cut(head: nn.Module, rows: Tensor, size: int, elsewhere: set[int]) -> nn.Mo
     for name, parameter in [*head.named_parameters(recurse=False)]:
         if parameter.ndim == 1 and len(parameter) == size:
             setattr(head, name, _some(parameter, rows))
-    for name, part in [*head.named_children()]:
-        setattr(head, name, _cut(part, rows, size, elsewhere))
+    for name, submodule in [*head.named_children()]:
+        setattr(head, name, _cut(submodule, rows, size, elsewhere))
     return head
 
 
 def _linear(whole: nn.Linear, rows: Tensor) -> nn.Linear:
     """Return a linear layer with some of the rows of another one, as trainable as its."""
-    part = nn.Linear(whole.in_features, len(rows), bias=whole.bias is not None, device="meta")
-    part.weight = _some(whole.weight, rows)
+    submodule = nn.Linear(whole.in_features, len(rows), bias=whole.bias is not None, device="meta")
+    submodule.weight = _some(whole.weight, rows)
     if whole.bias is not None:
-        part.bias = _some(whole.bias, rows)
-    return part.train(whole.training)
+        submodule.bias = _some(whole.bias, rows)
+    return submodule.train(whole.training)
 
 
 def _some(whole: Tensor, rows: Tensor) -> nn.Parameter:
     return nn.Parameter(gathered(whole.detach())[rows.to(whole.device)], requires_grad=whole.requires_grad)
 
 
-def _replace(network: nn.Module, name: str, part: nn.Module) -> None:
+def _replace(network: nn.Module, name: str, submodule: nn.Module) -> None:
     owner, _, last = name.rpartition(".")
-    setattr(network.get_submodule(owner), last, part)
+    setattr(network.get_submodule(owner), last, submodule)
 
 
 def _kind(head: nn.Module) -> str:

@@ -54,11 +54,11 @@ def shard(network: _Network, *, mesh: Any = None) -> _Network:
     if mesh.ndim != 1:
         raise ValueError(f"`mesh` must have one dimension; got {mesh.ndim}. Take one of them, such as `mesh['data']`.")
     split = dict[int, nn.Parameter]()
-    for part, name, tensor in _frozen(network):
+    for submodule, name, tensor in _frozen(network):
         if id(tensor) not in split:  # tied layers share one
             shards = distribute_tensor(tensor.detach(), mesh, [Shard(0)], src_data_rank=None)
             split[id(tensor)] = nn.Parameter(shards, requires_grad=False)
-        part._parameters[name] = split[id(tensor)]
+        submodule._parameters[name] = split[id(tensor)]
     if not split:
         raise ValueError(
             f"`network` has no frozen matrix to split; got {seen(network)}. Freeze the base first, by "
@@ -73,12 +73,12 @@ def _frozen(network: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
 
     Attention of PyTorch reads the weights of its output layer, and DoRA those of its base layer.
     """
-    read = {id(part.out_proj) for part in network.modules() if isinstance(part, nn.MultiheadAttention)}
-    adapted: list[Any] = [part for part in network.modules() if getattr(part, "lora_magnitude_vector", None)]
-    read |= {id(inner) for part in adapted for inner in part.base_layer.modules()}
-    for part in network.modules():
-        for name, tensor in part._parameters.items() if id(part) not in read else ():
+    read = {id(submodule.out_proj) for submodule in network.modules() if isinstance(submodule, nn.MultiheadAttention)}
+    adapted: list[Any] = [layer for layer in network.modules() if getattr(layer, "lora_magnitude_vector", None)]
+    read |= {id(inner) for layer in adapted for inner in layer.base_layer.modules()}
+    for submodule in network.modules():
+        for name, tensor in submodule._parameters.items() if id(submodule) not in read else ():
             if tensor is None or type(tensor) not in {Tensor, nn.Parameter}:  # quantised, or split already
                 continue
             if tensor.ndim > 1 and not tensor.requires_grad:
-                yield part, name, tensor
+                yield submodule, name, tensor

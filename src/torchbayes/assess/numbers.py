@@ -107,7 +107,7 @@ def _integrated(predictive: Mixture, targets: Tensor) -> Tensor:
 
 def _integral(error: Callable[[Tensor], Tensor], predictive: Mixture, low: Tensor, high: Tensor) -> Tensor:
     """Return the integral of the squared error of the distribution function between bounds (B, K')."""
-    nodes, shares = (low.new_tensor(part).view(-1, *[1] * low.ndim) for part in np.polynomial.legendre.leggauss(_NODES))
+    nodes, shares = (low.new_tensor(rule).view(-1, *[1] * low.ndim) for rule in np.polynomial.legendre.leggauss(_NODES))
     values = low + (high - low) * (1 + nodes) / 2
     reached = predictive.distribution.cdf(values.unsqueeze(1)).double().mean(1)
     return (error(reached).square() * shares).sum(0) * (high - low) / 2

@@ -76,7 +76,7 @@ def _of_member(model: Model, gaussian: Functions, targets: Any, *, learned: Any,
     without_BKK = covariance_BKK + (towards_BKR / (1 - values_BR.clamp(max=_MOST)).unsqueeze(1)) @ towards_BKR.mT
     moved_BK = mean_BK - (without_BKK @ gradient_BK.unsqueeze(-1)).squeeze(-1)
     without = Functions(moved_BK.unsqueeze(0), without_BKK.unsqueeze(0))
-    each = (_averaged(model, one, targets, learned) for one in (without, gaussian))
+    each = (_averaged(model, functions, targets, learned) for functions in (without, gaussian))
     return (*each, values_BR.amax(-1))
 
 

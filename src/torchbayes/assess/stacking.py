@@ -64,7 +64,7 @@ def stack(
         raise ValueError("`posteriors` must be two or more, or one with several members: a single one has weight 1.")
     kind = "member" if alone else "posterior"
     labels = tuple(f"{kind} {k}" for k in range(count)) if names is None else _labels(names, count)
-    equal = tuple((1 / len(parts) / part.members,) * part.members for part in parts)
+    equal = tuple((1 / len(parts) / posterior.members,) * posterior.members for posterior in parts)
     mixture = WeightedMixture(parts[0].model, parts, equal)  # refuses what cannot be mixed before it is computed
     if (held_out := _left_out(data, alone)) is None:
         held_out = _held_out(parts, data, alone=alone, chunk_size=chunk_size)
@@ -79,8 +79,8 @@ def stack(
     if alone:
         shares = (tuple(weights),)
     else:
-        shares = tuple((w / part.members,) * part.members for w, part in zip(weights, parts, strict=True))
-    problems = [problem for part in parts for problem in part.problems]
+        shares = tuple((w / each.members,) * each.members for w, each in zip(weights, parts, strict=True))
+    problems = [problem for posterior in parts for problem in posterior.problems]
     return WeightedMixture(mixture.model, parts, shares, labels).with_problems(problems)
 
 
@@ -120,7 +120,7 @@ def _left_out(data: Any, alone: bool) -> tuple[Tensor, Tensor] | None:
 
 def _held_out(parts: Sequence[Posterior], data: Any, *, alone: bool, chunk_size: int) -> tuple[Tensor, Tensor]:
     """Return log densities of rows, of the members of one part or of each part, (N, K), and weights of rows."""
-    drawn = [(part.functions(), part.members) for part in parts]
+    drawn = [(posterior.functions(), posterior.members) for posterior in parts]
     model, densities_and_weights = parts[0].model, list[tuple[Tensor, Tensor]]()
     for batch in unpacked(model, data):
         check_finite(batch.inputs)

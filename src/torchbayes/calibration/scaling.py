@@ -101,7 +101,7 @@ def matrix_of(rows: Rows) -> LogLinear:
 
 def dirichlet_of(rows: Rows) -> LogLinear:
     """Return Dirichlet calibration of rows, the strength of its penalty by five-fold cross-validation."""
-    strength = min(STRENGTHS, key=lambda each: cross_validated(rows, lambda part: _dirichlet(part, each)))
+    strength = min(STRENGTHS, key=lambda each: cross_validated(rows, lambda fold: _dirichlet(fold, each)))
     return _dirichlet(rows, strength)
 
 

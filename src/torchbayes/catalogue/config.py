@@ -78,8 +78,8 @@ def _count(node: yaml.Node | None, known: dict[int, int | None]) -> int:
     if isinstance(node, yaml.SequenceNode):
         parts = node.value
     elif isinstance(node, yaml.MappingNode):
-        parts = [part for pair in node.value for part in pair]
-    total = 1 + sum(_count(part, known) for part in parts)
+        parts = [child for pair in node.value for child in pair]
+    total = 1 + sum(_count(child, known) for child in parts)
     known[id(node)] = total
     return total
 

@@ -248,14 +248,15 @@ def _new_entry(name: str, settings: Settings) -> MethodEntry:
     return MethodEntry(name, "", type(settings), label=name, usual=lambda _: settings, start=start)
 
 
-def check_method(what: str, value: Any) -> None:
-    """Check that a value, given as `what`, is a method: frozen settings of one way to infer."""
+def check_method(subject: str, value: Any) -> None:
+    """Check that a value, given as `subject`, is a method: frozen settings of one way to infer."""
     if isinstance(value, type):
-        raise TypeError(f"{what} must be settings, not a class; got {seen(value)}. Write {value.__name__}().")
+        raise TypeError(f"{subject} must be settings, not a class; got {seen(value)}. Write {value.__name__}().")
     lacks = [name for name in ("init", "step", "members", "needs") if not hasattr(value, name)]
     if lacks or not dataclasses.is_dataclass(value):
         raise TypeError(
-            f"{what} must be the settings of a method, a dataclass with init and step such as MAP(); got {seen(value)}."
+            f"{subject} must be the settings of a method, a dataclass with init and step such as MAP(); got "
+            f"{seen(value)}."
         )
 
 

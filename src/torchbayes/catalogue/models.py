@@ -45,26 +45,26 @@ LIKELIHOODS: dict[str, LikelihoodEntry] = {
 PRIORS: dict[str, PriorEntry] = {name: PriorEntry(name, line, kind) for kind, (name, line) in _listed(priors).items()}
 ENTRIES: dict[str, Mapping[str, Entry]] = {"network": NETWORKS, "likelihood": LIKELIHOODS, "prior": PRIORS}
 OPEN = "normal"  # the prior whose scale may be left open
-GROUPS = {what: f"torchbayes.{what}s" for what in ENTRIES}
+GROUPS = {kind: f"torchbayes.{kind}s" for kind in ENTRIES}
 
 
-def known(what: str) -> dict[str, str]:
+def known(kind: str) -> dict[str, str]:
     """Return all names of "network", "likelihood" or "prior" with one line each, also of installed packages."""
-    listed = {name: entry.line for name, entry in ENTRIES[what].items()}
-    others = {name: f"of an installed package: {point.value}" for name, point in registered(GROUPS[what]).items()}
+    listed = {name: entry.line for name, entry in ENTRIES[kind].items()}
+    others = {name: f"of an installed package: {point.value}" for name, point in registered(GROUPS[kind]).items()}
     return {**others, **listed}
 
 
-def check_known(what: str, name: str) -> str | None:
+def check_known(kind: str, name: str) -> str | None:
     """Check that a name exists, without importing it.
 
     Returns the import path of a name that is not one of the catalogue; None for those that are.
     """
-    if name in ENTRIES[what]:
+    if name in ENTRIES[kind]:
         return None
-    path = path_of(name, GROUPS[what])
+    path = path_of(name, GROUPS[kind])
     if path is None:
-        check_name(what, name, known(what))
+        check_name(kind, name, known(kind))
     return path
 
 
@@ -209,12 +209,12 @@ def _prior(name: str, settings: Mapping[str, Any], scale: float) -> Any:
     return prior
 
 
-def _made(what: str, entry: Entry, settings: Mapping[str, Any]) -> Any:
+def _made(kind: str, entry: Entry, settings: Mapping[str, Any]) -> Any:
     """Return an object of a class of this library. Raises ValueError if it has no such setting."""
     fields = [field.name for field in dataclasses.fields(entry.kind)]
     for name in settings:
         if name not in fields:
-            raise ValueError(f"the {what} {entry.name} has no setting {seen(name)}. {nearest(name, fields)}")
+            raise ValueError(f"the {kind} {entry.name} has no setting {seen(name)}. {nearest(name, fields)}")
     return entry.kind(**settings)
 
 

@@ -180,7 +180,7 @@ def laplace(usual: Usual) -> Laplace:
 def mile(usual: Usual) -> MILE:
     """Return five networks and chains, run as others are on the data set."""
     default = MILE(members=5)
-    sampler, ensemble = (dataclasses.replace(part, plan=usual.plan) for part in (default.sampler, default.ensemble))
+    sampler, ensemble = (dataclasses.replace(method, plan=usual.plan) for method in (default.sampler, default.ensemble))
     return dataclasses.replace(default, sampler=sampler, ensemble=ensemble)
 
 

@@ -9,31 +9,31 @@ from typing import Any
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import read_described, write_described
 
-_ABOUT = "about.json"
+_SETTINGS = "about.json"
 _RESTORE = "Remove the file: it is then computed again."
 
 
 class Results:
     """Numbers that were computed once, by name; in files of a directory if there is one."""
 
-    def __init__(self, directory: Path | None, about: Mapping[str, Any]) -> None:
-        """Open the results of what `about` describes.
+    def __init__(self, directory: Path | None, settings: Mapping[str, Any]) -> None:
+        """Open the results of what `settings` describe.
 
         A ValueError if the directory holds those of something else.
         """
         self._directory = None if directory is None else full_path(directory)
         if self._directory is None:
             return
-        path = self._directory / _ABOUT
+        path = self._directory / _SETTINGS
         if not path.is_file():
-            write_described(path, about)
+            write_described(path, settings)
             return
         there = read_described(path, restore="Remove the directory, or choose another.")
-        different = [name for name, value in about.items() if there.get(name) != value]
+        different = [name for name, value in settings.items() if there.get(name) != value]
         if different:
             raise ValueError(
                 f"{self._directory} holds results of another {different[0]} ({there.get(different[0])}; now "
-                f"{about[different[0]]}). Choose another directory, or remove it."
+                f"{settings[different[0]]}). Choose another directory, or remove it."
             )
 
     def get(self, name: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:

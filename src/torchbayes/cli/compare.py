@@ -97,9 +97,9 @@ def compare(argv: list[str]) -> None:
         compared = run(
             wanted.comparison, wanted.directory, resume=wanted.resume, overwrite=wanted.overwrite, say=say, track=track
         )
-    about, base = (compared.setup, compared.outcomes, compared.diagnosis), compared.base
+    study, base = (compared.setup, compared.outcomes, compared.diagnosis), compared.base
     print_table(
-        table(compared.outcomes, caption=caption(*about, base=base), base=base), narrow=tables(*about, base=base)
+        table(compared.outcomes, caption=caption(*study, base=base), base=base), narrow=tables(*study, base=base)
     )
     point_to(compared.report, opened=wanted.open)
 
@@ -201,14 +201,14 @@ def _starts(rows: Sequence[_Row]) -> list[str]:
     return list(dict.fromkeys(name for name in starts if name is not None and name not in {row.name for row in rows}))
 
 
-def _table(file: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _table(file: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return the methods in a file by name, from a mapping or a list of names."""
-    methods = file.get(what)
+    methods = file.get(key)
     if isinstance(methods, Mapping):
         return {str(name): settings for name, settings in methods.items()}
     if methods is None or (isinstance(methods, list) and all(isinstance(name, str) for name in methods)):
         return dict.fromkeys(methods or ())
-    raise ValueError(f"`{what}` must be a mapping from names to settings, or a list of names; got {seen(methods)}.")
+    raise ValueError(f"`{key}` must be a mapping from names to settings, or a list of names; got {seen(methods)}.")
 
 
 def _row(word: str, known: Mapping[str, Any], usual: Usual) -> _Row:

@@ -77,9 +77,10 @@ def _parser(recorded: Mapping[str, Any]) -> Parser:
 def _settings(chosen: Mapping[str, Any]) -> Settings:
     from torchbayes.lora.settings import Settings
 
-    for name, what in (("base", "base: torchbayes lora BASE --data FILE"), ("data", "questions: --data FILE.jsonl")):
+    missing = {"base": "base: torchbayes lora BASE --data FILE", "data": "questions: --data FILE.jsonl"}
+    for name, question in missing.items():
         if chosen[name] is None:
-            raise ValueError(f"say which {what}.")
+            raise ValueError(f"say which {question}.")
     return made_of(Settings, chosen, {"targets": tuple(chosen["targets"])})
 
 
@@ -159,5 +160,5 @@ def _acquire(chosen: Mapping[str, Any]) -> None:
     if chosen["json"]:
         print(json.dumps([asdict(each) for each in study.rounds], indent=1))
     else:
-        print_table(acquisition.round_table(study.rounds, what="questions"))
+        print_table(acquisition.round_table(study.rounds, row_label="questions"))
     point_to(written, opened=chosen["open"], name=None if chosen["json"] else "Report")

@@ -107,10 +107,10 @@ def _trusted(configs: Sequence[str], *, resumed: bool, trust: bool, named: set[s
     return file
 
 
-def _settings(what: str, argv: list[str]) -> dict[str, Any]:
+def _settings(group: str, argv: list[str]) -> dict[str, Any]:
     """Return the settings of data or of a likelihood among the arguments, as the parser will read them."""
     settings: dict[str, Any] = {}
-    option = f"--{what}_settings"
+    option = f"--{group}_settings"
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if name == option or name.startswith(f"{option}."):
@@ -213,15 +213,15 @@ def add_directory(parser: Parser, default: str | None) -> None:
     parser.add_argument("--resume", action="store_true", help="continue the run in the directory, with its settings")
 
 
-def add_run(parser: Parser, what: str = "a fit") -> None:
-    """Add the directory of `what`, which a command is about."""
-    parser.add_argument("run", nargs="?", default=None, help=f"directory of {what}")
+def add_run(parser: Parser, contents: str = "a fit") -> None:
+    """Add the directory of `contents`, which a command is about."""
+    parser.add_argument("run", nargs="?", default=None, help=f"directory of {contents}")
 
 
-def run_of(chosen: Mapping[str, Any], question: str, what: str = "a fit") -> Path:
+def run_of(chosen: Mapping[str, Any], question: str, contents: str = "a fit") -> Path:
     """Return the directory that `add_run` asks for. Raises ValueError if it is not given; `question` says for what."""
     if chosen["run"] is None:
-        raise ValueError(f"say {question}: the directory of {what}.")
+        raise ValueError(f"say {question}: the directory of {contents}.")
     return Path(chosen["run"])
 
 

@@ -103,8 +103,8 @@ def _round(asked: Labelling, folder: Path, rounds: list[Round], *, parts: tuple[
     """Learn from the rows with labels, and write which of the others to label."""
     train, test, pool = parts
     columns = [name for name in train.columns if name != target]
-    for name, part in (("train", train), ("test", test)):
-        _write(folder / "data" / f"{name}.csv", part[[*columns, target]])
+    for name, frame in (("train", train), ("test", test)):
+        _write(folder / "data" / f"{name}.csv", frame[[*columns, target]])
     _write(folder / "pool.csv", pool[columns])
     setup = replace(asked.problem, data=str(folder / "data"), target=target).setup()
     begun = (folder / "fit").exists()

@@ -165,7 +165,7 @@ def report(
         tables=[scores],
         figures=save_pictures(home, drawn),
         folded=[*parts, *(table for table in extra if table)],
-        about=procedure(setup, comparison, outcomes) + _chosen(home, comparison),
+        procedure=procedure(setup, comparison, outcomes) + _chosen(home, comparison),
         settings=settings,
     )
 

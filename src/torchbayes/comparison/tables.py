@@ -153,7 +153,7 @@ def tables(
     test = replace(test, title="Scores on the test set")
     shifted = replace(table(outcomes, kinds=["shifted"]), title="Scores on corrupted and foreign images")
     parts = [test, shifted]
-    parts = [part for part in parts if len(part.columns) > 1]
+    parts = [each for each in parts if len(each.columns) > 1]
     return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes, diagnosis, base=base))]
 
 

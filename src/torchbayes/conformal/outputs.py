@@ -127,7 +127,7 @@ def outputs_of(posterior: LaplacePosterior, inputs: Any, root_MNKR: Tensor) -> O
         tangent = Tangent.at(
             posterior.model, posterior.mean_MD[number], inputs, buffers=buffers, structure=structure, chunk=2**24
         )
-        train = [part.double() for part in tangent.linear(inputs).parts]
+        train = [jacobian.double() for jacobian in tangent.linear(inputs).parts]
         kernel = cross_covariance(tangent.over, (train, train), limit=tangent.chunk)
         half = _projected(root_NKR, kernel)
         matrix = _projected(root_NKR, half.T)

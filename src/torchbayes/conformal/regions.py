@@ -101,7 +101,7 @@ def log_densities(kind: Any, values: Tensor) -> Tensor:
 def _points(mixture: Mixture) -> Tensor:
     """Return sorted points (B, G): the components' means, and others at equal distances."""
     kind = mixture.distribution
-    mean_SB, scale_SB = (part.flatten(1) for part in (kind.mean, kind.stddev))
+    mean_SB, scale_SB = (moment.flatten(1) for moment in (kind.mean, kind.stddev))
     if not (mean_SB.isfinite() & scale_SB.isfinite()).all():
         raise TypeError("regions of highest density need finite standard deviations. Use 'pit'.")
     low_B1, high_B1 = (

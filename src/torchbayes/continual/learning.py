@@ -125,13 +125,13 @@ def _learn(
             cores.append(picked(task.train, chosen))
             train = picked(task.train, left.nonzero()[:, 0])
         before = posteriors[-1] if posteriors else None
-        posterior = fits.one(model, train, before, number=2 * t, used_D=used_D, new_D=used_D & ~seen_D)
+        posterior = fits.fit(model, train, before, number=2 * t, used_D=used_D, new_D=used_D & ~seen_D)
         predictor = posterior
         seen_D |= used_D
         posteriors.append(posterior)
         if cores:
             all_D = torch.ones_like(seen_D)
-            predictor = fits.one(model, joined(cores), posterior, number=2 * t + 1, used_D=all_D, new_D=~all_D)
+            predictor = fits.fit(model, joined(cores), posterior, number=2 * t + 1, used_D=all_D, new_D=~all_D)
         predictors.append(predictor)
         if t == 0:
             record.score_untrained(lambda s, m=posterior.model: _untrained(m, tasks[s], fits.seed))
@@ -155,7 +155,7 @@ class Fits:
         """Return the seed of a fit."""
         return mix(Purpose.TASK, self.seed, number) if number else self.seed
 
-    def one(self, model: Model, data: Any, before: Any, *, number: int, used_D: Tensor, new_D: Tensor) -> Posterior:
+    def fit(self, model: Model, data: Any, before: Any, *, number: int, used_D: Tensor, new_D: Tensor) -> Posterior:
         """Return the posterior of one fit.
 
         `before` is the posterior before it, None for the first task. `used_D` are the weights that the task uses,

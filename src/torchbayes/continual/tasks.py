@@ -97,7 +97,7 @@ def joined(parts: list[Any]) -> Any:
         return parts[0]
     first = parts[0]
     if isinstance(first, DataLoader):
-        return _loader(first, ConcatDataset([part.dataset for part in parts]))
+        return _loader(first, ConcatDataset([loader.dataset for loader in parts]))
     if isinstance(first, Dataset):
         return ConcatDataset(parts)
     return tree_map(lambda *tensors: torch.cat(tensors), *parts)

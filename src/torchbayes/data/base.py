@@ -165,8 +165,8 @@ class Data:
             ValueError: A target is not a whole number of at least 0.
         """
         raw_units, pairs = (self.target_standardise or Standardise.identity()).to(torch.float64), []
-        for part in (self.train, self.test):
-            values = raw_units.inverse(part.targets.double())
+        for pair in (self.train, self.test):
+            values = raw_units.inverse(pair.targets.double())
             counts = values.round()
             # standardised targets were rounded to float32; beyond 500,000 that hides whether a number is whole
             rounding = 1e-6 * values.abs().amax().clamp_min(1)
@@ -175,7 +175,7 @@ class Data:
                 raise ValueError(
                     f"targets of {self.name} must be counts, whole numbers of at least 0; got {float(wrong[0]):g}"
                 )
-            pairs.append(Pair(part.inputs, counts.float()))
+            pairs.append(Pair(pair.inputs, counts.float()))
         return replace(self, train=pairs[0], test=pairs[1], target_standardise=None)
 
 

@@ -167,10 +167,10 @@ def check_stream(path: Path) -> None:
 
 
 @contextmanager
-def opened(path: Path, what: str) -> Iterator[BinaryIO]:
+def opened(path: Path, expected: str) -> Iterator[BinaryIO]:
     """Open an archive to read it whole; any damage found inside the `with` becomes one ValueError.
 
-    `what` says what the archive should be, with an article.
+    `expected` says what the archive should be, with an article.
     """
     with as_file(path).open("rb") as file:
         try:
@@ -183,7 +183,7 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
                 f"size beyond any memory shows, fetch it again."
             ) from error
         except _BROKEN as error:
-            raise ValueError(f"{path} is not {what} ({error}). Fetch it again.") from error
+            raise ValueError(f"{path} is not {expected} ({error}). Fetch it again.") from error
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:

@@ -27,7 +27,7 @@ from torchbayes.data.files import (
     require_local,
 )
 
-Part = Literal["train", "test"]
+Subset = Literal["train", "test"]
 Arrays = tuple[np.ndarray, np.ndarray]
 
 DIGITS = tuple("0123456789")
@@ -93,12 +93,12 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * ndim).reshape(shape).copy()
 
 
-def idx_arrays(name: str, part: Part, root: Path | None) -> Arrays:
+def idx_arrays(name: str, subset: Subset, root: Path | None) -> Arrays:
     """Return images (N, 1, 28, 28) and labels (N,) of a set in MNIST's format."""
-    if name == "kmnist" and part == "test" and (arrays := _kmnist_test_npz(root)) is not None:
+    if name == "kmnist" and subset == "test" and (arrays := _kmnist_test_npz(root)) is not None:
         return arrays
     addresses, checksums = _IDX_SETS[name]
-    first = 0 if part == "train" else 2
+    first = 0 if subset == "train" else 2
     read, paths = [], []
     for file, md5 in zip(_IDX_FILES[first : first + 2], checksums[first : first + 2], strict=True):
         remote = Remote(name, file, tuple(address + file for address in addresses), f"md5:{md5}")
@@ -132,7 +132,7 @@ def _bytes(path: Path, *names: str) -> list[np.ndarray]:
     return arrays
 
 
-def notmnist_arrays(part: Part, root: Path | None) -> Arrays:
+def notmnist_arrays(subset: Subset, root: Path | None) -> Arrays:
     """Return notMNIST's test images (N, 1, 28, 28) and labels; there is no official training part."""
     hint = "It is the set of 10,000 letters A-J in MNIST's idx format, with its labels beside it."
     paths = [require_local("notmnist", "notmnist", file, root=root, hint=hint) for file in _IDX_FILES[2:]]
@@ -154,23 +154,23 @@ def read_residual(path: Path, classes: int = 10) -> Arrays:
     return pixels, labels
 
 
-def cifar10_arrays(part: Part, root: Path | None) -> Arrays:
+def cifar10_arrays(subset: Subset, root: Path | None) -> Arrays:
     """Return CIFAR-10 images (N, 3, 32, 32) and labels (N,) in the official order."""
-    batches = [f"train_{i}" for i in range(1, 6)] if part == "train" else ["test"]
+    batches = [f"train_{i}" for i in range(1, 6)] if subset == "train" else ["test"]
     paths = [local_file("cifar10", f"{batch}.npz", root) for batch in batches]
     present = [path for path in paths if path is not None]
     if len(present) == len(batches):
         read = [read_residual(path) for path in present]
         return np.concatenate([pixels for pixels, _ in read]), np.concatenate([labels for _, labels in read])
-    return read_cifar10_archive(obtain("cifar10", _CIFAR10_ARCHIVE, root), part)
+    return read_cifar10_archive(obtain("cifar10", _CIFAR10_ARCHIVE, root), subset)
 
 
-def read_cifar10_archive(path: Path, part: Part) -> Arrays:
+def read_cifar10_archive(path: Path, subset: Subset) -> Arrays:
     """Return uint8 images (N, 3, 32, 32) and labels of the official tar.gz archive, without unpacking it to disk.
 
     A record is one label byte and 3,072 RGB bytes.
     """
-    members = [f"data_batch_{i}.bin" for i in range(1, 6)] if part == "train" else ["test_batch.bin"]
+    members = [f"data_batch_{i}.bin" for i in range(1, 6)] if subset == "train" else ["test_batch.bin"]
     content: dict[str, bytes] = {}
     with opened(path, "a whole tar.gz archive") as file, tarfile.open(fileobj=file) as archive:
         for member in archive:
@@ -184,7 +184,7 @@ def read_cifar10_archive(path: Path, part: Part) -> Arrays:
     return records[:, 1:].reshape(-1, 3, 32, 32).copy(), records[:, 0].copy()
 
 
-def cifar100_arrays(part: Part, root: Path | None) -> Arrays:
+def cifar100_arrays(subset: Subset, root: Path | None) -> Arrays:
     """Return 2,500 CIFAR-100 test images (25 of each class), grouped by class, and their fine labels."""
     hint = "It is an npz with `residual` uint8 (N, 3, 32, 32) and `labels`."
     return read_residual(require_local("cifar100_ood", "cifar100_ood", "test_subset.npz", root=root, hint=hint), 100)
@@ -194,7 +194,7 @@ def cifar100_arrays(part: Part, root: Path | None) -> Arrays:
 class ImageSet:
     """How one image set is read, and what its labels mean."""
 
-    read: Callable[[Part, Path | None], Arrays]
+    read: Callable[[Subset, Path | None], Arrays]
     classes: tuple[str, ...]
     source: str
 
@@ -212,7 +212,7 @@ IMAGE_SETS: dict[str, ImageSet] = {
     "cifar10": ImageSet(cifar10_arrays, CIFAR10, "CIFAR-10 (Krizhevsky 2009)"),
 }
 # Sets without a training part, which serve as out-of-distribution images for models of the sets above.
-STRANGERS: dict[str, Callable[[Part, Path | None], Arrays]] = {
+STRANGERS: dict[str, Callable[[Subset, Path | None], Arrays]] = {
     "notmnist": notmnist_arrays,
     "cifar100_ood": cifar100_arrays,
 }

@@ -30,7 +30,7 @@ _KERAS = Remote(
 
 def load_imdb(root: Path | None) -> Raw:
     """Return both halves (25,000 reviews each) as ids (N, 100) int64 and labels, 1 = positive."""
-    paths = [local_file("imdb", f"{part}.npz", root) for part in ("train", "test")]
+    paths = [local_file("imdb", f"{subset}.npz", root) for subset in ("train", "test")]
     if paths[0] is not None and paths[1] is not None:
         train, test = (_read_flat(path) for path in paths if path is not None)
     else:
@@ -92,8 +92,8 @@ def read_keras(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
 def _keras_halves(file: BinaryIO) -> list[tuple[np.ndarray, np.ndarray]]:
     halves = []
     with zipfile.ZipFile(file) as archive:
-        for part in ("train", "test"):
-            reviews, labels = (_read_array(archive.read(f"{kind}_{part}.npy")) for kind in "xy")
+        for subset in ("train", "test"):
+            reviews, labels = (_read_array(archive.read(f"{kind}_{subset}.npy")) for kind in "xy")
             order = np.arange(len(reviews))
             np.random.RandomState(113).shuffle(order)  # the generator that defines Keras's order
             texts = [np.array([START, *(rank + FIRST_WORD for rank in reviews[i])]) for i in order]

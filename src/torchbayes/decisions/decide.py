@@ -226,7 +226,7 @@ def _of_numbers(given: Given, cost: Any, cap: float) -> Iterator[_Block]:
             action = cost.best(outlook)
             by_draw = cost.expected_S(outlook, action)
             parts = (action, by_draw, torch.zeros_like(action).clamp_max(cap), None)
-        yield _Block(*(_flat(part, axis) for part, axis in zip(parts, (1, 2, 1, 1), strict=True)))
+        yield _Block(*(_flat(values, axis) for values, axis in zip(parts, (1, 2, 1, 1), strict=True)))
 
 
 def _taken(table_SBA: Tensor, action: Tensor) -> Tensor:

@@ -83,8 +83,8 @@ def outcome_of(
         parts.append((decisions, truth, weights_B, _certain(given, decisions)))
     if not parts:
         raise ValueError("the data are empty: there are no rows to decide on.")
-    made: list[Decisions] = [part[0] for part in parts]
-    truth, weights, certain = (torch.cat([part[place] for part in parts]) for place in (1, 2, 3))
+    made: list[Decisions] = [block[0] for block in parts]
+    truth, weights, certain = (torch.cat([block[place] for block in parts]) for place in (1, 2, 3))
     settled: Any = made[0].cost
     others = {"as if the prediction were certain": settled.of(certain, truth), **_constant(settled, truth, known)}
     return Outcome(

@@ -113,10 +113,10 @@ def by_chunks(
     moved, total = _Moved({}), torch.zeros(())  # there is a power, and a chunk
     for scale in powers:
         values, start, moved = [], 0, _Moved({} if whole else buffers or {})
-        for part in in_chunks(batch, size, axis=axis):
-            own, count = moved.begun() or buffers, batch_size(part.inputs, axis)
-            values.append(run(Chunk(part, start, own, scale)))
-            moved.add(own or {}, count / rows)
+        for rows_of_chunk in in_chunks(batch, size, axis=axis):
+            begun, count = moved.begun() or buffers, batch_size(rows_of_chunk.inputs, axis)
+            values.append(run(Chunk(rows_of_chunk, start, begun, scale)))
+            moved.add(begun or {}, count / rows)
             start += count
         total = sum(values[1:], values[0])
         if gradient is None or scale == powers[-1] or _is_finite(gradient) or not _is_finite(total):
@@ -186,9 +186,9 @@ def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Eval
 
     def of(chunk: Chunk) -> Tensor:
         seeds = None if evaluation.seeds is None else chunk.seeds(evaluation.seeds)
-        part = evaluation._replace(batch=chunk.rows, buffers=chunk.buffers, seeds=seeds)
+        chunk_evaluation = evaluation._replace(batch=chunk.rows, buffers=chunk.buffers, seeds=seeds)
         with below(chunk.start, chunk.rows.inputs, weights_MD[0]) if below else nullcontext():
-            return run(part, Into(gradient_MD, chunk.adds, chunk.scale))
+            return run(chunk_evaluation, Into(gradient_MD, chunk.adds, chunk.scale))
 
     size, axis = _cut(backend, evaluation)
     low, scaled = lowered() if backend.model.autocast else nullcontext(), backend.model.network.precision.is_half

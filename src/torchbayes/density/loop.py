@@ -37,26 +37,27 @@ class Loop(Backend):
         weights_MD, _, shared, _, _, scales, _, _, mixing, _ = evaluation
         model, draws = self.model, mixing.draws if mixing else 1
 
-        def one(weights: dict[str, Tensor], rows: Batch, m: int, *, part: Evaluation) -> Tensor:
-            own_buffers = {n: b[m] for n, b in part.buffers.items()} if part.buffers else None
-            with drawing(model.network, part.seeds[m]) if part.seeds else nullcontext():
+        def member_fit(weights: dict[str, Tensor], rows: Batch, m: int, *, chunk: Evaluation) -> Tensor:
+            own_buffers = {n: b[m] for n, b in chunk.buffers.items()} if chunk.buffers else None
+            with drawing(model.network, chunk.seeds[m]) if chunk.seeds else nullcontext():
                 if mixing is None:
                     return model.log_likelihood(weights, rows, own_buffers)
                 return log_prob(model, weights, rows, buffers=own_buffers)
 
-        def run(part: Evaluation, into: Into) -> Tensor:
-            totals, batch = [], part.batch
+        def run(chunk: Evaluation, into: Into) -> Tensor:
+            totals, batch = [], chunk.batch
             for first in range(0, len(weights_MD), draws):
                 members = first if mixing is None else slice(first, first + draws)
                 leaves = leaves_of(model.layout, weights_MD[members])
                 rows = batch if shared else batch.map(lambda t, m=first: t[m])
                 rows = rows._replace(inputs=model.network.arrange(rows.inputs))
                 if mixing is None:
-                    total = one(leaves, rows, first, part=part).sum(dtype=torch.float64)
+                    total = member_fit(leaves, rows, first, chunk=chunk).sum(dtype=torch.float64)
                 else:
                     draw_views = zip(*(leaf.unbind() for leaf in leaves.values()), strict=True)
                     draw_leaves = (dict(zip(leaves, views, strict=True)) for views in draw_views)
-                    values = [one(weights, rows, m, part=part) for m, weights in enumerate(draw_leaves, start=first)]
+                    numbered = enumerate(draw_leaves, start=first)
+                    values = [member_fit(weights, rows, m, chunk=chunk) for m, weights in numbered]
                     counts_B = apart(model.likelihood, rows.targets)[2]
                     total = mixed(torch.stack(values).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
                 into.write(model.layout, members, total=total * (scales.likelihood * draws), leaves=leaves)

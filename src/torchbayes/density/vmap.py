@@ -88,7 +88,7 @@ class Vmap(Backend):
 def stack(model: Model, shared: bool, mixing: Mixing | None = None) -> Stack:
     """Return the log likelihood as a function vectorised over members, on shared rows or on rows of each."""
 
-    def one(weights_D: dict[str, Tensor], inputs: Any, targets: Any, buffers: Buffers) -> Tensor:
+    def member_log_likelihood(weights_D: dict[str, Tensor], inputs: Any, targets: Any, buffers: Buffers) -> Tensor:
         if mixing is not None:
             return log_prob(model, weights_D, Batch(inputs, targets), buffers=buffers or None)
         rows = model.log_likelihood(weights_D, Batch(inputs, targets), buffers or None)
@@ -97,7 +97,7 @@ def stack(model: Model, shared: bool, mixing: Mixing | None = None) -> Stack:
     def run(weights_MD: dict[str, Tensor], batch: Batch, buffers: Buffers) -> Tensor:
         axis = None if shared else 0
         axes = row_axes(batch.inputs, axis), row_axes(batch.targets, axis)
-        values_M = vmap(one, in_dims=(0, *axes, 0))(weights_MD, batch.inputs, batch.targets, buffers)
+        values_M = vmap(member_log_likelihood, in_dims=(0, *axes, 0))(weights_MD, batch.inputs, batch.targets, buffers)
         if mixing is None:
             return values_M
         counts = apart(model.likelihood, batch.targets)[2]
@@ -117,10 +117,10 @@ def evaluate_stack(
     layout, weights_MD = backend.model.layout, evaluation.weights_MD
     factor = evaluation.scales.likelihood * (evaluation.mixing.draws if evaluation.mixing else 1)
 
-    def run(part: Evaluation, into: Into) -> Tensor:
+    def run(chunk: Evaluation, into: Into) -> Tensor:
         leaves = leaves_of(layout, weights_MD)
         with under():
-            total_M = function(leaves, part.batch, part.buffers or {})
+            total_M = function(leaves, chunk.batch, chunk.buffers or {})
         into.write(layout, slice(None), total=total_M.sum() * factor, leaves=leaves)
         return total_M.detach()
 

@@ -30,7 +30,7 @@ def inputs_of(model: Model, given: Any) -> Any:
         given = DataLoader(given, batch_size=1024)
     if isinstance(given, DataLoader):
         parts = [unpack_inputs(model, item).inputs for item in in_order(given)]
-        given = concatenate([Batch(part, torch.zeros(batch_size(part))) for part in parts]).inputs if parts else ()
+        given = concatenate([Batch(rows, torch.zeros(batch_size(rows))) for rows in parts]).inputs if parts else ()
     placed = place_inputs(model, given)
     check_finite(placed)
     if batch_size(placed) < 2:

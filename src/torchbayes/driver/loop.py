@@ -157,8 +157,8 @@ def run_to_end(
 
     `fresh` is a list from which the state is taken, so that nothing else holds a large network while it trains.
     """
-    shard, per_epoch = run.shard, run.about["steps_per_epoch"]
-    seeds = member_seeds(run.about["seed"], method.members)[shard.local]
+    shard, per_epoch = run.shard, run.description["steps_per_epoch"]
+    seeds = member_seeds(run.description["seed"], method.members)[shard.local]
     state, description = run.restore(fresh.pop())
     if description.get("plan"):
         # Another plan rounds differently, so a resumed run keeps the one it began with.

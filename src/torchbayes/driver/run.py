@@ -273,7 +273,7 @@ class Run:
         If `resume`, a run found in the directory is continued. `shard` has the members of this process.
         """
         self.directory = None if directory is None else full_path(directory)
-        self.about, self.shard, self._resume = dict(description), shard, resume
+        self.description, self.shard, self._resume = dict(description), shard, resume
         self.name = ""  # set in the process that writes
         self.history = History()
         self.shelf: Shelf  # set once it is known where the run resumes
@@ -311,7 +311,7 @@ class Run:
         if description is None:
             self.name = secrets.token_hex(8)
             return
-        check_same_run(*description, self.about)
+        check_same_run(*description, self.description)
         self.name = description[1]["run"]
 
     def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:
@@ -320,11 +320,11 @@ class Run:
         A new run is recorded in its directory here, because it now has a state to begin with.
         """
         if (config := self._path(CONFIG)) is not None and not config.exists():
-            write_described(config, {"run": self.name, **self.about})
+            write_described(config, {"run": self.name, **self.description})
         path = None if self.directory is None else self.directory / CHECKPOINT
         if path is None or not path.exists():
             return fresh, {}
-        description = {**self.about, "run": self.name} if self.name else self.about
+        description = {**self.description, "run": self.name} if self.name else self.description
         return load_checkpoint(path, fresh, description, members=self.shard.local)
 
     def resume_log(self, step: int, *, epochs: int = 0) -> None:
@@ -359,13 +359,13 @@ class Run:
         path = self._path(CHECKPOINT)
         write = path is not None and all_finite(state)
         if path is not None and write:
-            epochs = state.step // self.about["steps_per_epoch"]  # each has a line in the log
+            epochs = state.step // self.description["steps_per_epoch"]  # each has a line in the log
             backend = density.plan.backend if density.plan else None
             extra = {"run": self.name, "plan": backend, "sums": sums_so_far, "epochs": epochs}
             self.shelf.sync()
             if (count := self.shelf.count) is not None:
                 extra["draws"] = count
-            save_checkpoint(path, state, {**self.about, **extra})
+            save_checkpoint(path, state, {**self.description, **extra})
         self._saved = time.monotonic()
         self._wrote = time.perf_counter() - began
         return write

@@ -119,8 +119,8 @@ class ETS:
         fitted = FittedETS(data, rows, self.damped, np.zeros(0))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of searches that end at a bound, which is no fault here
-            found = fitted.model(data).fit(disp=False)
-        return replace(fitted, params=np.asarray(found.params))
+            results = fitted.model(data).fit(disp=False)
+        return replace(fitted, params=np.asarray(results.params))
 
 
 @shown_by("horizon")

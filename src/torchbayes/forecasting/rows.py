@@ -67,7 +67,7 @@ class Rows:
         parts = [scaled_NLC, known_NHK]
         if data.times is not None:
             parts.append(calendar(data.times[origins_N - 1]))
-        return np.concatenate([part.reshape(len(origins_N), -1) for part in parts], axis=1).astype(np.float32)
+        return np.concatenate([array.reshape(len(origins_N), -1) for array in parts], axis=1).astype(np.float32)
 
     def naive(self, data: Series, origins_N: np.ndarray) -> np.ndarray:
         """Return the seasonal naive forecasts, (N, H)."""

@@ -68,7 +68,7 @@ def windows(series: Any, context: int, horizon: int, *, stride: int = 1) -> Wind
     check_length(data, context, horizon)
     origins_N = np.arange(context, len(data) - horizon + 1, stride)
     contexts_NLC, known_NHK = cut(data, origins_N, context, horizon=horizon)
-    inputs = np.concatenate([part.reshape(len(origins_N), -1) for part in (contexts_NLC, known_NHK)], axis=1)
+    inputs = np.concatenate([array.reshape(len(origins_N), -1) for array in (contexts_NLC, known_NHK)], axis=1)
     targets = data.values_TC[origins_N[:, None] + np.arange(horizon), 0]
     rows, ahead = (torch.from_numpy(each).float() for each in (inputs, targets))
     return Windows(rows, ahead, torch.from_numpy(origins_N))

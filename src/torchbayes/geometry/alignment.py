@@ -219,8 +219,8 @@ class _Moments:
 
 def _activations(groups: PermutationGroups, weights_D: Tensor, buffers: Buffers, inputs: Any) -> dict[int, Tensor]:
     """Return the activations of the units of each group, (units, samples), where a network sums over them."""
-    network, found = groups.model.network, groups.found
-    numbers = {group: number for number, group in enumerate(found.numbers)}
+    network, trace = groups.model.network, groups.trace
+    numbers = {group: number for number, group in enumerate(trace.numbers)}
     activations: dict[int, list[Tensor]] = {}
 
     def used(tensor: Tensor, axes: Axes, axis: int) -> None:
@@ -231,9 +231,9 @@ def _activations(groups: PermutationGroups, weights_D: Tensor, buffers: Buffers,
                 activations.setdefault(numbers[segment.group], []).append(rows.double())
             start += segment.size
 
-    watch = Watch(found.ties, used)
+    watch = Watch(trace.ties, used)
     state = state_of(network, weights_D[: network.layout.size], buffers)
-    watch.name_all(held_by(network, state), found.axes, inputs)
+    watch.name_all(held_by(network, state), trace.axes, inputs)
     with watch:
         run(network.module, state, inputs)
     return {number: torch.cat(parts, dim=1) for number, parts in activations.items()}

@@ -151,9 +151,9 @@ def _orthogonalise_(vector_D: Tensor, basis_KD: Tensor) -> Tensor:
     second_K = torch.zeros_like(first_K)
     width = max(_BLOCK // len(basis_KD), 1024)
     for start in range(0, len(vector_D), width):
-        block, part = basis_KD[:, start : start + width], vector_D[start : start + width]
-        part.addmv_(block.T, first_K, alpha=-1)
-        second_K.addmv_(block, part)
+        block, chunk = basis_KD[:, start : start + width], vector_D[start : start + width]
+        chunk.addmv_(block.T, first_K, alpha=-1)
+        second_K.addmv_(block, chunk)
     vector_D.addmv_(basis_KD.T, second_K, alpha=-1)
     return first_K + second_K
 

@@ -292,7 +292,7 @@ def _stiffness(place: Place, chunk_size: int, seed: int) -> float:
 def _judged(chains: Chains, half_CS: Tensor, problem: _Problem) -> LearningCoefficient:
     """Return the coefficient of chains, and warn of its problems; `half_CS` are draws with steps of half the size."""
     method, burn_in = problem.method, problem.method.burn_in
-    parts = [part for part in (_draws(chains, problem)[:, burn_in:], half_CS) if part.shape[1]]
+    parts = [draws for draws in (_draws(chains, problem)[:, burn_in:], half_CS) if draws.shape[1]]
     draws_CS = torch.cat(parts, dim=1)
     acceptance_CS = chains.numbers.get("acceptance", torch.full_like(draws_CS, math.nan))
     coefficient = LearningCoefficient(
@@ -316,9 +316,9 @@ def _judged(chains: Chains, half_CS: Tensor, problem: _Problem) -> LearningCoeff
 
 def _step_problem(parts: Sequence[Tensor]) -> Iterator[str]:
     """Yield a problem if steps of half the size give another coefficient."""
-    if len(parts) < 2 or any(part.shape[1] < 4 for part in parts):  # too few draws have no Monte Carlo error
+    if len(parts) < 2 or any(draws.shape[1] < 4 for draws in parts):  # too few draws have no Monte Carlo error
         return
-    means, errors = zip(*((float(part.mean()), float(mcse_mean(part))) for part in parts), strict=True)
+    means, errors = zip(*((float(draws.mean()), float(mcse_mean(draws))) for draws in parts), strict=True)
     if abs(means[1] - means[0]) > _UNLIKE * math.hypot(*errors):
         yield (
             f"steps of half the size give {means[1]:.3g} in the place of {means[0]:.3g}: there are regions too narrow "

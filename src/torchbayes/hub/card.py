@@ -14,7 +14,7 @@ from torchbayes.posteriors.posterior import Posterior
 _LEAST = 2  # rows for an interval
 
 
-class About(NamedTuple):
+class CardDetails(NamedTuple):
     """What a posterior does not know of itself."""
 
     name: str
@@ -26,34 +26,34 @@ class About(NamedTuple):
     text: str
 
 
-def card(posterior: Posterior, about: About) -> str:
+def card(posterior: Posterior, details: CardDetails) -> str:
     """Return the text of a model card."""
-    header = yaml.safe_dump(_header(posterior, about), sort_keys=False, allow_unicode=True)
-    sections = [_summary(posterior, about), about.text, _use(posterior, about), *_believed(posterior)]
-    if about.evaluation is not None:
-        sections += _metrics(about.evaluation, about.dataset)
+    header = yaml.safe_dump(_header(posterior, details), sort_keys=False, allow_unicode=True)
+    sections = [_summary(posterior, details), details.text, _use(posterior, details), *_believed(posterior)]
+    if details.evaluation is not None:
+        sections += _metrics(details.evaluation, details.dataset)
     if posterior.problems:
         sections += ["## Known problems", "\n".join(f"- {problem}" for problem in posterior.problems)]
     return f"---\n{header}---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _header(posterior: Posterior, about: About) -> dict[str, Any]:
+def _header(posterior: Posterior, details: CardDetails) -> dict[str, Any]:
     """Return the header: library, tags, and metrics in the form of a model index."""
-    known = {"license": about.license, "base_model": about.base_model}
+    known = {"license": details.license, "base_model": details.base_model}
     header = {
         "library_name": "torchbayes",
         "tags": ["torchbayes", "bayesian-deep-learning", "uncertainty-quantification", posterior.kind],
         **{name: entry for name, entry in known.items() if entry},
     }
-    if about.evaluation is None:
+    if details.evaluation is None:
         return header
-    metrics = about.evaluation.metrics
+    metrics = details.evaluation.metrics
     result = {
-        "task": {"type": _task(about.evaluation)},
-        "dataset": {"name": about.dataset, "type": about.dataset},
+        "task": {"type": _task(details.evaluation)},
+        "dataset": {"name": details.dataset, "type": details.dataset},
         "metrics": [{"type": name, "value": float(value)} for name, value in metrics.items()],
     }
-    return {**header, "metrics": list(metrics), "model-index": [{"name": about.name, "results": [result]}]}
+    return {**header, "metrics": list(metrics), "model-index": [{"name": details.name, "results": [result]}]}
 
 
 def _task(evaluation: Evaluation) -> str:
@@ -62,21 +62,21 @@ def _task(evaluation: Evaluation) -> str:
     return "regression" if evaluation.mean is not None else "other"
 
 
-def _summary(posterior: Posterior, about: About) -> str:
+def _summary(posterior: Posterior, details: CardDetails) -> str:
     members = f", an equal mixture of {posterior.members}" if posterior.members > 1 else ""
     return (
-        f"# {about.name}\n\nA posterior over {posterior.model.layout.size:,} weights of a network "
-        f"(`{posterior.kind}`{members}), written by torchbayes {about.version}."
+        f"# {details.name}\n\nA posterior over {posterior.model.layout.size:,} weights of a network "
+        f"(`{posterior.kind}`{members}), written by torchbayes {details.version}."
     )
 
 
-def _use(posterior: Posterior, about: About) -> str:
+def _use(posterior: Posterior, details: CardDetails) -> str:
     extra = ", calibration=…" if posterior.model.network.batch_norms and not posterior.statistics_known else ""
     return (
         "## Use\n\n```python\nimport torchbayes as tb\n\n"
         "# network, likelihood and prior as they were fitted\n"
         "model = tb.Model(network, likelihood, prior)\n"
-        f"posterior = tb.hub.load({about.name!r}, model{extra})\n"
+        f"posterior = tb.hub.load({details.name!r}, model{extra})\n"
         "prediction = tb.predict(posterior, inputs)\n```\n\n"
         "The folder holds numbers and no code, so that the network comes from your program. Loading runs nothing, and "
         "compares layout, likelihood, prior and the weights that are not random with those of the model."

@@ -10,7 +10,7 @@ from typing import Any
 from torchbayes.assess.evaluation import Evaluation
 from torchbayes.calls import explained
 from torchbayes.checks import check_flags, check_kind, check_text, optional, seen
-from torchbayes.hub.card import About, card
+from torchbayes.hub.card import CardDetails, card
 from torchbayes.model.model import Model
 from torchbayes.native.process import full_path
 from torchbayes.posteriors import load as load_posterior
@@ -70,8 +70,8 @@ def save(
     if taken:
         raise FileExistsError(f"{path} already holds {', '.join(taken)}. Give another folder, or move these away.")
     version = import_module("torchbayes").__version__
-    about = About(path.resolve().name, version, evaluation, dataset, license, base_model, text)
-    written = card(posterior, about)
+    details = CardDetails(path.resolve().name, version, evaluation, dataset, license, base_model, text)
+    written = card(posterior, details)
     posterior.save(path / POSTERIOR)
     described = {"library_name": "torchbayes", "version": version, **header_of(posterior, {})}
     write_described(path / CONFIG, described)

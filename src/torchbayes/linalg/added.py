@@ -39,7 +39,7 @@ def _trace(prior: Structure, covariance: Structure, scale_MD: Tensor) -> Tensor:
     priors = aligned(wheres, prior) if len(wheres) == len(groups) > 0 else None
     if priors is not None:
         each = zip(priors, groups, wheres, strict=True)
-        return torch.stack([_trace(own, group.structure, scale_MD[:, where]) for own, group, where in each]).sum(0)
+        return torch.stack([_trace(block, group.structure, scale_MD[:, where]) for block, group, where in each]).sum(0)
     forms = [None if each.groups else each.form() for each in (prior, covariance)]
     if forms[0] is not None and forms[1] is not None:
         trace_M = _trace_of_forms(forms[0], forms[1], scale_MD)

@@ -85,17 +85,17 @@ class Blocks(Grouped, Structure):
         return tuple(Group(where, None, block) for where, block in self.placed)
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
-        return self.joined(block.matvec(part) for block, part in self.over(vector_MD))
+        return self.joined(block.matvec(segment) for block, segment in self.over(vector_MD))
 
     def solve(self, vector_MD: Tensor) -> Tensor:
-        return self.joined(block.solve(part) for block, part in self.over(vector_MD))
+        return self.joined(block.solve(segment) for block, segment in self.over(vector_MD))
 
     def quadratic(self, vector_MD: Tensor) -> Tensor:
-        return torch.stack([block.quadratic(part) for block, part in self.over(vector_MD)]).sum(0)
+        return torch.stack([block.quadratic(segment) for block, segment in self.over(vector_MD)]).sum(0)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         parts = noise_MZ.split([block.noise_size for block in self.blocks], dim=-1)
-        return self.joined(block.sqrt_matvec(part) for block, part in zip(self.blocks, parts, strict=True))
+        return self.joined(block.sqrt_matvec(segment) for block, segment in zip(self.blocks, parts, strict=True))
 
     def logdet(self) -> Tensor:
         return torch.stack([block.logdet() for block in self.blocks]).sum(0)
@@ -188,8 +188,8 @@ class BlockCurvature(Grouped, Curvature):
 
     def parts(self) -> Iterator[Part]:
         for where, block in self.placed:
-            for part in block.parts():
-                yield part._replace(where=where[part.where])
+            for segment in block.parts():
+                yield segment._replace(where=where[segment.where])
 
     def scaled(self, factor: float) -> Self:
         return self._of(block.scaled(factor) for block in self.blocks)

@@ -28,7 +28,8 @@ class Stored(Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that define it, by field name; `NUMBER.KIND.FIELD` for those of its parts."""
         tensors, parts = _contents(self)
-        nested = {f"{n}.{part.kind}.{name}": t for n, part in enumerate(parts) for name, t in part.tensors().items()}
+        numbered = [(f"{n}.{structure.kind}", structure.tensors()) for n, structure in enumerate(parts)]
+        nested = {f"{start}.{name}": tensor for start, of_part in numbered for name, tensor in of_part.items()}
         return tensors | nested
 
     def mapped(self, function: Callable[[str, Tensor], Tensor]) -> Self:
@@ -38,7 +39,7 @@ class Stored(Protocol):
         for field in fields(copy):
             value = getattr(self, field.name)
             if field.metadata.get("parts") == "several":
-                changed[field.name] = tuple(part.mapped(function) for part in value)
+                changed[field.name] = tuple(structure.mapped(function) for structure in value)
             elif field.metadata.get("parts") == "one":
                 changed[field.name] = value.mapped(function)
             elif value is not None:

@@ -141,7 +141,7 @@ def write_rounds(study: Study) -> Path:
         study.rounds,
         title=f"Active learning with {Path(study.setup.base.name).name}",
         lead=words(study.setup),
-        what="questions",
+        row_label="questions",
         caption=f"{METHODS[study.method].label}. One seed: small differences may be chance.",
         settings=_settings(study.setup),
     )

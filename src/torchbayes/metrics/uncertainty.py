@@ -57,7 +57,7 @@ def mutual_information(probs_SBK: Tensor) -> Tensor:
     """
     check_probs("probs_SBK", probs_SBK, 3)
     parts = probs_SBK.split(rows_at_once(probs_SBK), dim=1)
-    return torch.cat([divergence(part.double()) for part in parts]).to(probs_SBK.dtype)
+    return torch.cat([divergence(chunk.double()) for chunk in parts]).to(probs_SBK.dtype)
 
 
 def rows_at_once(values_SBK: Tensor) -> int:

@@ -115,10 +115,10 @@ class Borrowed:
         self.check_versions()
         for names, parts, noted in zip(self._names, self._parts, self._noted, strict=True):
             if not torch.equal(_bytes(parts), noted.to(parts[0].device)):
-                then = noted.split([len(part) * part.element_size() for part in parts])
+                then = noted.split([len(tensor) * tensor.element_size() for tensor in parts])
                 pairs = zip(names, parts, then, strict=True)
                 raise SettingError(
-                    _said([name for name, part, was in pairs if _bytes([part]).ne(was.to(part.device)).any()])
+                    _said([name for name, tensor, was in pairs if _bytes([tensor]).ne(was.to(tensor.device)).any()])
                 )
 
 

@@ -176,9 +176,9 @@ def check_drawn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> No
 def dropping(network: Network) -> Iterator[None]:
     """Switch on dropout inside the `with`: training mode for all live modules but norms with statistics."""
     with network.training(), _attention_in_pieces(network.device):
-        for part in network.module.modules():
-            if isinstance(part, _NormBase):
-                part.training = False
+        for submodule in network.module.modules():
+            if isinstance(submodule, _NormBase):
+                submodule.training = False
         yield
 
 

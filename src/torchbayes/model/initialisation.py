@@ -50,7 +50,7 @@ class _Adapter(NamedTuple):
     """A PEFT layer wrapped around a layer of the network."""
 
     name: str
-    part: nn.Module
+    module: nn.Module
     own: frozenset[int]  # identities of the parameters of its adapters
     resets: tuple[Callable[[], Any], ...]
 
@@ -137,8 +137,8 @@ def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (),
     """
     constants = {identity: apart(same) for identity, same in borrowed(module, random_ids(module, layout)).items()}
     made = copied(module, {**_memory(module, device), **constants})
-    for part in made.modules():
-        part.__dict__.pop(_HF_MARK, None)
+    for submodule in made.modules():
+        submodule.__dict__.pop(_HF_MARK, None)
     random = random_ids(made, layout)
     with torch.no_grad(), ReadOnly({str(identity): tensor for identity, tensor in constants.items()}):
         for parameter in made.parameters():
@@ -149,7 +149,7 @@ def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (),
         adapted = frozenset[int]().union(*(adapter.own for adapter in adapters))
         _initialise(made, random, random - adapted)
         for adapter in adapters:
-            with _explained(adapter.name, adapter.part):
+            with _explained(adapter.name, adapter.module):
                 for reset in adapter.resets:
                     reset()
         original, fresh = dict(module.named_parameters()), dict(made.named_parameters())

@@ -84,7 +84,7 @@ class Layout:
         lead = weights.shape[:-1]
         parts = weights.split_with_sizes(self.sizes, dim=-1)
         shapes = zip(self.shapes.items(), parts, strict=True)
-        return {n: part if len(shape) == 1 else part.view((*lead, *shape)) for (n, shape), part in shapes}
+        return {n: flat if len(shape) == 1 else flat.view((*lead, *shape)) for (n, shape), flat in shapes}
 
     def join(self, tensors: Mapping[str, Tensor], *, out: Tensor | None = None) -> Tensor:
         """Return the flat vector (..., D) of named tensors (..., *shape) with equal leading axes: inverse of `split`.

@@ -173,7 +173,7 @@ class Model:
             return rows
         return self._labels.placed(rows, self.likelihood)
 
-    def place(self, rows: Any, what: Literal["inputs", "targets"] = "inputs") -> Any:
+    def place(self, rows: Any, role: Literal["inputs", "targets"] = "inputs") -> Any:
         """Return inputs or targets as tensors on the network's device, floating-point ones in its dtype.
 
         Inputs that all rows share are wrapped in `Shared`.
@@ -184,11 +184,11 @@ class Model:
         if self.network.borrowed.tensors:
             self.network.borrowed.check()
         rows = dict(rows) if isinstance(rows, Mapping) else rows
-        tree = with_shared(rows, self.shared) if what == "inputs" else rows
+        tree = with_shared(rows, self.shared) if role == "inputs" else rows
         precision = self.network.precision
-        dtype = precision.inputs if what == "inputs" else precision.weights
+        dtype = precision.inputs if role == "inputs" else precision.weights
         placed = moved(tree, self.network.device, dtype)
-        check_rows(tree, what)
+        check_rows(tree, role)
         return placed
 
     def scales(self, num_data: int, rows: int) -> Scales:

@@ -321,13 +321,13 @@ def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
     """
     random, live = random_ids(module, layout), set[str]()
 
-    def visit(name: str, part: nn.Module, parent_live: bool) -> None:
-        below = [id(p) for p in part.parameters()]
+    def visit(name: str, submodule: nn.Module, parent_live: bool) -> None:
+        below = [id(p) for p in submodule.parameters()]
         is_live = any(p in random for p in below) if below else parent_live
         if is_live:
             live.add(name)
-        for child, submodule in part.named_children():
-            visit(f"{name}.{child}".lstrip("."), submodule, is_live)
+        for child_name, child in submodule.named_children():
+            visit(f"{name}.{child_name}".lstrip("."), child, is_live)
 
     visit("", module, True)
     return frozenset(live)

@@ -124,7 +124,7 @@ def away(chosen: Mapping[str, Tensor], device: torch.device) -> dict[str, torch.
 
 def _elsewhere(module: nn.Module) -> str:
     """Return where the parameters without values are, as a predicate."""
-    if any(hasattr(part, "_hf_hook") for part in module.modules()):
+    if any(hasattr(submodule, "_hf_hook") for submodule in module.modules()):
         return (
             "are offloaded: accelerate keeps their values in memory or on disk, and loads them as each layer runs, "
             "which a copy of the network cannot do. Load it without offloading (`device_map=None`, or a device for all "

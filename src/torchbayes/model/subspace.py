@@ -148,7 +148,7 @@ class Subspace:
             ValueError: if the posterior spans fewer directions, such as a single point mass.
             TypeError: if it is no posterior, such as the directory of a run.
         """
-        if not all(hasattr(posterior, part) for part in ("model", "sample", "tensors")):
+        if not all(hasattr(posterior, name) for name in ("model", "sample", "tensors")):
             raise TypeError(
                 f"`posterior` must be a posterior, as `fit` returns it; got {seen(posterior)}. Of a run that has been "
                 f"saved, give `load('RUN/posterior.safetensors', model)`."

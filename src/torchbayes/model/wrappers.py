@@ -33,8 +33,8 @@ def bare(module: nn.Module) -> nn.Module:
         ValueError: if it is split over processes in a way that is not supported.
     """
     if _SPLIT in sys.modules:  # without it nothing is split
-        for part in by_fsdp(module):
-            part.reshard()
+        for submodule in by_fsdp(module):
+            submodule.reshard()
         _check_split(module)
     while _INSIDE in module._modules or isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         module = module.get_submodule(_INSIDE if _INSIDE in module._modules else "module")
@@ -43,12 +43,12 @@ def bare(module: nn.Module) -> nn.Module:
 
 def _check_split(module: nn.Module) -> None:
     """Raise ValueError if a module is split over processes otherwise than in parameters that can be gathered."""
-    if any(_SHARDED in part._modules for part in module.modules()):
+    if any(_SHARDED in submodule._modules for submodule in module.modules()):
         raise ValueError(
             "the network is wrapped by FullyShardedDataParallel, the first FSDP, whose layers have no parameters of "
             "their own. Split it by `fully_shard` of torch.distributed.fsdp, or by `tb.adapters.shard`."
         )
-    if any(getattr(part, "_distribute_module_applied", False) for part in module.modules()):
+    if any(getattr(submodule, "_distribute_module_applied", False) for submodule in module.modules()):
         raise ValueError(
             "layers of the network compute on shards, as tensor parallelism does (`parallelize_module`). Split the "
             "parameters alone, by `tb.adapters.shard` or by `fully_shard` of torch.distributed.fsdp."
@@ -67,10 +67,10 @@ def _check_split(module: nn.Module) -> None:
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return a module without wrappers; its own submodules are replaced in place. Errors are as of `bare`."""
     module = bare(module)
-    for part in module.modules():
-        for name, child in [*part._modules.items()]:  # `named_children` would give a shared module once
+    for submodule in module.modules():
+        for name, child in [*submodule._modules.items()]:  # `named_children` would give a shared module once
             if child is not None and _INSIDE in child._modules:
-                part._modules[name] = unwrapped(child)
+                submodule._modules[name] = unwrapped(child)
     return module
 
 
@@ -82,18 +82,18 @@ def plainly_named(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 def without_norms(module: nn.Module) -> dict[str, nn.Module]:
     """Return the layers, by name, whose backward pass leaves out the norms that they divide by: DoRA of PEFT."""
     layers = {}
-    for name, part in module.named_modules():
-        has_norm = type(part).__module__.startswith("peft.") and hasattr(part, "get_weight_norm")
-        if has_norm and _with_norm not in part._forward_pre_hooks.values():
-            layers[name] = part
+    for name, submodule in module.named_modules():
+        has_norm = type(submodule).__module__.startswith("peft.") and hasattr(submodule, "get_weight_norm")
+        if has_norm and _with_norm not in submodule._forward_pre_hooks.values():
+            layers[name] = submodule
     return layers
 
 
 def differentiated(module: nn.Module) -> nn.Module:
     """Return a module of whose layers with norms (DoRA) gradients are those of the outputs; it is changed in place."""
-    for part in without_norms(module).values():
-        part.register_forward_pre_hook(_with_norm, with_kwargs=True)
-        part.register_forward_hook(_without_norm, always_call=True)
+    for submodule in without_norms(module).values():
+        submodule.register_forward_pre_hook(_with_norm, with_kwargs=True)
+        submodule.register_forward_hook(_without_norm, always_call=True)
     return module
 
 

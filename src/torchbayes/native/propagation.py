@@ -79,7 +79,7 @@ def outputs_of(
     """Return means and variances of the outputs at each row, each (B, K), for weights N(m, v); differentiable."""
     mean, variance = inputs_BI, torch.zeros_like(inputs_BI)
     for layer in layers:
-        m, v = (_matrix(layer, part) for part in (mean_D, variance_D))
+        m, v = (_matrix(layer, moment_D) for moment_D in (mean_D, variance_D))
         mean, variance = mean @ m.mT, variance @ (m.square() + v).mT + mean.square() @ v.mT
         if layer.bias_at >= 0:
             positions = slice(layer.bias_at, layer.bias_at + layer.fan_out)
@@ -175,9 +175,9 @@ def _propagate(layers: Sequence[Layer], beliefs: Beliefs, noise: Tensor, rows: R
             means = [rate / (count * (_counted(shape, count) - 1)) for shape, rate in own_noise.tolist()]
             noise_G = torch.tensor(means, dtype=torch.float64)
         with differentiable():
-            mean_D, variance_D = (part[m].clone().requires_grad_() for part in beliefs)
+            mean_D, variance_D = (belief_MD[m].clone().requires_grad_() for belief_MD in beliefs)
             outputs = outputs_of(layers, mean_D, variance_D, inputs_BI=inputs_I.unsqueeze(0))
-            mean_K, variance_K = (part[0] for part in outputs)
+            mean_K, variance_K = (output[0] for output in outputs)
             residual_K = targets_K - mean_K
             log_z = torch.distributions.Normal(mean_K, (variance_K + noise_G).sqrt(), validate_args=False)
             total = log_z.log_prob(targets_K).sum()
@@ -215,7 +215,7 @@ def _update_noise(noise_G2: Tensor, residuals: list[float], variances: list[floa
 
 def _refresh(beliefs: Beliefs, sites_4D: Tensor, factor_2: Tensor, m: int, *, loc_D: Tensor, scale_D: Tensor) -> None:
     """Do what `refresh` does for one member."""
-    mean_D, variance_D = (part[m] for part in beliefs)
+    mean_D, variance_D = (belief_MD[m] for belief_MD in beliefs)
     gamma, numbers = factor_2.tolist(), torch.stack([mean_D, variance_D, loc_D, scale_D, *sites_4D], 1).tolist()
     for d, (mean, variance, loc, scale, precision, shift, shape, rate) in enumerate(numbers):
         posterior = scale * scale / variance

@@ -72,7 +72,7 @@ def _outside_of_transforms() -> AbstractContextManager[Any]:
 def by_fsdp(module: nn.Module) -> list[Any]:
     """Return the parts of a module that `fully_shard` was called on."""
     kind = getattr(sys.modules.get(_OF_FSDP), "FSDPModule", ())
-    return [part for part in module.modules() if isinstance(part, kind)]
+    return [submodule for submodule in module.modules() if isinstance(submodule, kind)]
 
 
 def plainly_copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -81,12 +81,12 @@ def plainly_copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     Parts that `fully_shard` was called on are of their own class in the copy, without the hooks of FSDP.
     """
     parts = by_fsdp(module)
-    for part in parts:
-        kind: Any = next(kind for kind in type(part).__mro__ if not kind.__module__.startswith(_OF_FSDP))
-        memo[id(part)] = kind.__new__(kind)
+    for submodule in parts:
+        kind: Any = next(kind for kind in type(submodule).__mro__ if not kind.__module__.startswith(_OF_FSDP))
+        memo[id(submodule)] = kind.__new__(kind)
     made = copy.deepcopy(module, memo)
-    for part in parts:
-        vars(memo[id(part)]).update(copy.deepcopy(_without_fsdp(vars(part)), memo))
+    for submodule in parts:
+        vars(memo[id(submodule)]).update(copy.deepcopy(_without_fsdp(vars(submodule)), memo))
     gather_in_calls(made)
     return made
 
@@ -107,27 +107,27 @@ def _module(hook: Any) -> str:
 
 def gather_in_calls(module: nn.Module) -> None:
     """Let the layers of a module that hold split parameters gather them in their calls."""
-    for part in module.modules():
-        split = bool(sharded(part._parameters.items()))
-        if split and _gather not in part._forward_pre_hooks.values():
-            part.register_forward_pre_hook(_gather, prepend=True)
-            part.register_forward_hook(_release, always_call=True)
+    for submodule in module.modules():
+        split = bool(sharded(submodule._parameters.items()))
+        if split and _gather not in submodule._forward_pre_hooks.values():
+            submodule.register_forward_pre_hook(_gather, prepend=True)
+            submodule.register_forward_hook(_release, always_call=True)
 
 
-def _gather(part: nn.Module, _: Any) -> None:
-    for name, tensor in part._parameters.items():
+def _gather(submodule: nn.Module, _: Any) -> None:
+    for name, tensor in submodule._parameters.items():
         if tensor is not None and is_sharded(tensor):
             gathered: Any = whole(tensor)
             gathered._shard = tensor
             _SHARDS[_address(gathered)] = tensor
-            part._parameters[name] = gathered
+            submodule._parameters[name] = gathered
 
 
-def _release(part: nn.Module, *_: Any) -> None:
-    for name, tensor in part._parameters.items():
+def _release(submodule: nn.Module, *_: Any) -> None:
+    for name, tensor in submodule._parameters.items():
         if tensor is not None and (shard := getattr(tensor, "_shard", None)) is not None:
             _SHARDS.pop(_address(tensor), None)
-            part._parameters[name] = shard
+            submodule._parameters[name] = shard
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def for_head(rows: Any, head: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
         raise TypeError(f"`rows` must be (inputs, targets), two tensors; got {seen(rows)}.")
     check_tensor(inputs=rows[0], targets=rows[1])
     if not rows[0].ndim or rows[0].shape[:1] != rows[1].shape[:1]:
-        shapes = " and ".join(str(tuple(part.shape)) for part in rows)
+        shapes = " and ".join(str(tuple(inputs.shape)) for inputs in rows)
         raise ValueError(f"`rows` must be inputs and targets of as many rows; got shapes {shapes}.")
     return (rows[0], torch.full((len(rows[0]),), int(head), device=rows[0].device)), rows[1]
 

@@ -43,7 +43,7 @@ class Gaussian(Posterior):
     log_evidence_M: Tensor | None = field(default=None, kw_only=True)
 
     kind = "gaussian"
-    found = ""  # the support of the layers, as in `LaplacePosterior`: unknown
+    layer_support = ""  # the support of the layers, as in `LaplacePosterior`: unknown
 
     def __post_init__(self) -> None:
         check_weights(self.model, "M", mean_MD=self.mean_MD)

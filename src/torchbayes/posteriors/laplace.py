@@ -46,7 +46,7 @@ class LaplacePosterior(Posterior):
         noise_scale: factor on the noise scale of a tuned regression; 1 as fitted.
         exact: H as a dense matrix, by which the noise is tuned; None where there is no noise to tune, H is dense
             already, or the weights are too many, or few compared with the targets.
-        found: the support of the network's layers over which the covariance is, as `LayerSupport.text`.
+        layer_support: the support of the network's layers over which the covariance is, as `LayerSupport.text`.
         prior_chosen: whether the prior of `model` is the normal one of precision r ∘ d instead of that of the
             modes.
         noise_chosen: whether the noise of `model` differs from that of the modes.
@@ -61,7 +61,7 @@ class LaplacePosterior(Posterior):
     num_targets: float
     noise_scale: float = 1.0
     exact: DenseCurvature | None = None
-    found: str = ""
+    layer_support: str = ""
     prior_chosen: bool = False
     noise_chosen: bool = False
 
@@ -195,7 +195,7 @@ class LaplacePosterior(Posterior):
         return tensors | {f"curvature.{n}": t for n, t in self.curvature.tensors().items()}
 
     def settings(self) -> dict[str, Any]:
-        numbers = {name: getattr(self, name) for name in (*_NUMBERS, "found")}
+        numbers = {name: getattr(self, name) for name in (*_NUMBERS, "layer_support")}
         noise = {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_chosen else {}
         return {"curvature": self.curvature.kind, "tuned": self.prior_chosen, **numbers, **noise}
 
@@ -213,7 +213,7 @@ class LaplacePosterior(Posterior):
             model,
             curvature=restore_curvature(settings["curvature"], parts),
             exact=DenseCurvature(tensors["exact"]) if "exact" in tensors else None,
-            found=settings.get("found", ""),
+            layer_support=settings.get("layer_support", settings.get("found", "")),  # its name in earlier files
             prior_chosen=settings["tuned"],
             noise_chosen=bool(scales) or factor != 1,
             **{name: tensors[name] for name in _TENSORS},

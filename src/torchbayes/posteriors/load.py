@@ -104,9 +104,9 @@ def load_module(path: str | Path, model: Model) -> PredictiveModule:
     check_model(path, {"model": {**describe_model(model), "likelihood": header["likelihood"]}}, model)
     kind, parts = MODULES[header["kind"]], defaultdict[str, dict[str, Tensor]](dict)
     for name, tensor in tensors.items():
-        part, _, rest = name.partition(".")
-        parts[part][rest] = tensor
-    return kind(model, {part: parts[part] for part in kind.parts}, settings)
+        group, _, rest = name.partition(".")
+        parts[group][rest] = tensor
+    return kind(model, {group: parts[group] for group in kind.parts}, settings)
 
 
 def read_draws(
@@ -119,8 +119,8 @@ def read_draws(
     damaged, or belong to another model or run.
     """
     file = DrawFile.open(folder)
-    check_layout(file.path, file.about["layout"], model)
-    if run is not None and file.about["run"] != run:
+    check_layout(file.path, file.description["layout"], model)
+    if run is not None and file.description["run"] != run:
         raise ValueError(f"{file.path} belongs to another run than the posterior beside it. {RESTORE}")
     least = _drawn(full_path(folder) / CHECKPOINT) if count is None else count
     weights_MSD = file.read(count, verify=verify)

@@ -48,16 +48,16 @@ class Point(ByFields):
             TypeError: if a network is none of these.
         """
         check_kind(Model, "a Model", model=model)
-        trained = [weights_of(model, one, what) for what, one in named("networks", networks)]
+        trained = [weights_of(model, network, label) for label, network in named("networks", networks)]
         names = [PREFIX + name for name in model.likelihood.parameters()]
-        if names and not all(one.learned for one in trained):
+        if names and not all(each.learned for each in trained):
             raise ValueError(
                 f"`{names[0]}` is learned, and a network does not hold it. Put it in its state dict, as in "
                 f"`{{**net.state_dict(), '{names[0]}': value}}`, or estimate it by `SWA(members={len(trained)})"
                 f".collector(model)`."
             )
-        buffers_M = {name: torch.stack([one.buffers[name] for one in trained]) for name in model.network.buffers}
-        weights_MD = torch.stack([one.weights_D for one in trained])
+        buffers_M = {name: torch.stack([each.buffers[name] for each in trained]) for name in model.network.buffers}
+        weights_MD = torch.stack([each.weights_D for each in trained])
         return cls(model, weights_MD, buffers_M=buffers_M or None, statistics_known=True)
 
     @property

@@ -46,14 +46,14 @@ def with_name(text: str) -> str:
     return f"{_NAME.get()}: {text}" if _NAME.get() else text
 
 
-def warn_of(problems: Sequence[str], what: str = "this posterior") -> None:
-    """Warn in one line of the problems of `what`, if there are any: clauses such as "chain 2 never moved".
+def warn_of(problems: Sequence[str], subject: str = "this posterior") -> None:
+    """Warn in one line of the problems of `subject`, if there are any: clauses such as "chain 2 never moved".
 
     The warning points at the caller's line outside the package. Python shows each text once, whichever functions
     use the result, unless filters of the user say otherwise.
     """
     if problems:
-        text = f"{what} should not be trusted: {'; '.join(problems)}."
+        text = f"{subject} should not be trusted: {'; '.join(problems)}."
         warnings.warn(with_name(text), ProblemWarning, stacklevel=_levels_to_caller())
 
 
@@ -69,10 +69,10 @@ def checked(check: Callable[[], Sequence[str]]) -> tuple[Sequence[str], str]:
         return (), f"{type(error).__name__}: {first}"
 
 
-def warn_unchecked(raised: str, what: str = "this posterior") -> None:
+def warn_unchecked(raised: str, subject: str = "this posterior") -> None:
     """Warn if `checked` returned an exception; call this once the result is saved."""
     if raised:
-        text = f"{what} is complete, but whether it can be trusted could not be checked ({raised}). Look at the log."
+        text = f"{subject} is complete, but whether it can be trusted could not be checked ({raised}). Look at the log."
         note(text)
 
 

@@ -47,15 +47,15 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _KINDS}
 class DrawFile:
     """Draws of M chains (`members`) of D weights (`size`) in draws.bin (`path`).
 
-    `about` is the content of draws.json: `chains` M, `weights` D, `dtype`, `layout` and the `run` to which they
+    `description` is the content of draws.json: `chains` M, `weights` D, `dtype`, `layout` and the `run` to which they
     belong.
     """
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
         """Describe the file; use `create` or `open` to get one."""
-        self.path, self.about = folder / "draws.bin", about
-        self.members, self.size = int(about["chains"]), int(about["weights"])
-        self.dtype = _DTYPES[about["dtype"]]
+        self.path, self.description = folder / "draws.bin", description
+        self.members, self.size = int(description["chains"]), int(description["weights"])
+        self.dtype = _DTYPES[description["dtype"]]
 
     @classmethod
     def create(cls, folder: str | Path, like_MD: Tensor, layout: Mapping[str, Any], *, run: str = "") -> DrawFile:
@@ -134,7 +134,7 @@ class DrawFile:
                 f"a draw for {self.path} must have shape {(self.members, self.size)} and {self.dtype}; got "
                 f"{tuple(weights_MD.shape)} and {weights_MD.dtype}."
             )
-        count, begun = len(self), _begun(self.about["run"])
+        count, begun = len(self), _begun(self.description["run"])
         whole = count * self.draw_bytes
         rows = weights_MD.detach().cpu().contiguous().view(torch.uint8).numpy()
         try:
@@ -217,7 +217,7 @@ def _begun(run: str) -> int:
 
 def _verify(draws: DrawFile, file: BinaryIO, count: int) -> None:
     """Compare the first draws of an open file with their checksums; a ValueError if one is damaged."""
-    begun, rows, at_once = _begun(draws.about["run"]), count * draws.members, max(1, _PIECE // draws.row_bytes)
+    begun, rows, at_once = _begun(draws.description["run"]), count * draws.members, max(1, _PIECE // draws.row_bytes)
     file.seek(0)
     for first in range(0, rows, at_once):
         expected = min(at_once, rows - first)

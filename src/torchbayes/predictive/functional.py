@@ -130,7 +130,7 @@ class FunctionalLaplace:
 
 def _doubled(linear: Linear) -> Linear:
     """Return a linear form with its Jacobian in double precision, because posterior variances are differences."""
-    return Linear(linear.outputs_BK, [part.double() for part in linear.parts])
+    return Linear(linear.outputs_BK, [jacobian.double() for jacobian in linear.parts])
 
 
 def _check_axes(tangent: Tangent) -> None:

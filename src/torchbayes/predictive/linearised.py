@@ -213,7 +213,7 @@ class Linearised:
         The support of its layers is known from the fit, or determined from the inputs, anew if there are more rows
         than before.
         """
-        text = self.posterior.found
+        text = self.posterior.layer_support
         rows, cache = 0 if text else min(batch_size(inputs), SPREAD_ROWS), self._known
         if all(rows > before for before in [*cache]):
             gaussian, buffers_M = self.posterior.gaussian, self.posterior.buffers_M or {}

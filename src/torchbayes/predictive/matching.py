@@ -263,14 +263,14 @@ def _functions(network: Network, log_P: Tensor, target: _Target, *, draws: int, 
     sizes = torch.tensor(layout.sizes, device=network.device)
     weights_SD = noise * log_P.exp().to(noise).repeat_interleave(sizes)
 
-    def one(weights_D: Tensor) -> Tensor:
+    def outputs_of_draw(weights_D: Tensor) -> Tensor:
         return network(weights_D, target.inputs)
 
     try:
         with StackedLayers(), quiet_vmap():
-            outputs_SBK = vmap(one)(weights_SD)
+            outputs_SBK = vmap(outputs_of_draw)(weights_SD)
     except RuntimeError:  # an operation has no batching rule
-        outputs_SBK = torch.stack([one(weights_D) for weights_D in weights_SD])
+        outputs_SBK = torch.stack([outputs_of_draw(weights_D) for weights_D in weights_SD])
     return outputs_SBK.double().flatten(2)
 
 

@@ -36,10 +36,10 @@ def columns_of(
     if not len(inputs):
         raise ValueError("there are no rows to predict.")
     parts: list[dict[str, np.ndarray]] = []
-    for part in inputs.split(_ROWS):
-        predictive = predict(posterior, part)
+    for chunk in inputs.split(_ROWS):
+        predictive = predict(posterior, chunk)
         parts.append({**columns(predictive, units), **({} if also is None else also(predictive))})
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([chunk[name] for chunk in parts]) for name in parts[0]}
 
 
 def write_columns(

@@ -32,7 +32,7 @@ def measures(rounds: Sequence[Round]) -> list[str]:
     return [name for name in _METRICS if name in rounds[0].metrics]
 
 
-def round_table(rounds: Sequence[Round], *, what: str = "rows") -> Table:
+def round_table(rounds: Sequence[Round], *, row_label: str = "rows") -> Table:
     """Return the numbers of a study, a line for each number of rows that were learned from."""
     heads, parts, formats, places = [], [], dict[str, str](), list[int]()
     for metric in measures(rounds):
@@ -46,9 +46,9 @@ def round_table(rounds: Sequence[Round], *, what: str = "rows") -> Table:
         f" Mean over {count} seeds ± standard error." if count > 1 else " One seed: small differences may be chance."
     )
     return Table(
-        [what, *heads],
+        [row_label, *heads],
         [[place, *(column[row] for column in parts)] for row, place in enumerate(places)],
-        f"Numbers on the test {what}, by how many {what} were learned from.{spread}",
+        f"Numbers on the test {row_label}, by how many {row_label} were learned from.{spread}",
         formats=formats,
     )
 
@@ -105,16 +105,16 @@ def class_table(classes: Mapping[str, Sequence[int]], names: Sequence[str]) -> T
     )
 
 
-def picture(rounds: Sequence[Round], caption: str, *, what: str = "rows") -> Picture:
+def picture(rounds: Sequence[Round], caption: str, *, row_label: str = "rows") -> Picture:
     """Return curves of all ways, with bands over seeds."""
     panels, places = dict[str, Any](), list[int]()
     for metric in measures(rounds):
         places, by_way = curves(list(rounds), metric)
         panels[_METRICS[metric]] = {WAYS.get(way, way): values for way, values in by_way.items()}
     return Picture(
-        f"Numbers on the test {what} by how many were learned from",
+        f"Numbers on the test {row_label} by how many were learned from",
         figures.measure_curves(
-            panels, places, label=f"{what} learned from", percent=[n for n in panels if n == "accuracy"]
+            panels, places, label=f"{row_label} learned from", percent=[n for n in panels if n == "accuracy"]
         ),
         caption,
     )
@@ -126,7 +126,7 @@ def write_rounds(
     *,
     title: str,
     lead: str,
-    what: str = "rows",
+    row_label: str = "rows",
     tables: Sequence[Table] = (),
     caption: str = "",
     settings: Any = None,
@@ -143,8 +143,8 @@ def write_rounds(
         home / PAGE,
         title=title,
         lead=lead,
-        tables=[round_table(rounds, what=what), *compared, *tables],
-        figures=save_pictures(home, {PICTURE: picture(rounds, said, what=what)}),
+        tables=[round_table(rounds, row_label=row_label), *compared, *tables],
+        figures=save_pictures(home, {PICTURE: picture(rounds, said, row_label=row_label)}),
         settings=settings,
     )
 

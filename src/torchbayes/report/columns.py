@@ -25,8 +25,8 @@ PANELS = 6  # columns whose partial dependence is drawn
 _LISTED = 12  # columns whose importance is told
 _CURVES = 5  # most classes in one panel
 WHY = (
-    "The last column names those by whose usual value, the median or the most frequent one, {what} falls most: with "
-    "the value of the row, what is unusual about it, and the fall."
+    "The last column names those by whose usual value, the median or the most frequent one, {quantity} falls most: "
+    "with the value of the row, what is unusual about it, and the fall."
 )
 _PARTS = (
     "Noise is in the targets; disagreement of the drawn networks is what more rows like these would remove. Their "
@@ -47,15 +47,15 @@ def uncertain_table(table: TablePredictor, data: Data, numbers: Numbers) -> Tabl
     columns: dict[str, list[float]] = {}
     if numbers.mean.shape[1] == 1:
         both = {"observed": numbers.targets, "predicted": numbers.mean}
-        columns = {name: units.inverse(part[rows].double()).flatten().tolist() for name, part in both.items()}
+        columns = {name: units.inverse(values[rows].double()).flatten().tolist() for name, values in both.items()}
     squares = {"sd": total_N, "noise": noise_N, "disagreement": disagreement_N}
-    columns |= {name: (part[rows].sqrt() * float(units.scale)).tolist() for name, part in squares.items()}
+    columns |= {name: (variance[rows].sqrt() * float(units.scale)).tolist() for name, variance in squares.items()}
     lines = zip(map(str, rows.tolist()), *columns.values(), reasons(table, rows), strict=True)
     return Table(
         ["test row", *columns, "columns that make it so"],
         [list(line) for line in lines],
         f"The test rows of the largest predicted standard deviation (sd) and those of the largest disagreement, "
-        f"numbered from 0; in {data.target_unit}. {_PARTS} {WHY.format(what='the predicted variance')}",
+        f"numbered from 0; in {data.target_unit}. {_PARTS} {WHY.format(quantity='the predicted variance')}",
         formats=dict.fromkeys(columns, ".4g"),
         title="Which rows are uncertain, and why",
     )
@@ -88,15 +88,15 @@ def dependence(label: str, data: Data, table: TablePredictor, *, drops: dict[str
         functions_SGK = functions_SGK[..., list(classes)] if classes else units.inverse(functions_SGK)
         panels[name] = at, functions_SGK if drawn else functions_SGK.mean(0, keepdim=True), each.marks
     curves = list(classes.values()) or _targets(panels[names[0]][1])
-    what = f"mean {data.target_label}"
+    target_label = f"mean {data.target_label}"
     if classes:
-        what = f"probability of {curves[0] if len(curves) == 1 else 'the class'}"
+        target_label = f"probability of {curves[0] if len(curves) == 1 else 'the class'}"
     fewer = (
         f" Of {data.num_classes} classes the {_CURVES} most frequent are drawn." if data.num_classes > _CURVES else ""
     )
     picture = Picture(
         "How predictions depend on the columns that matter most",
-        figures.partial_dependence(panels, curves, what=what),
+        figures.partial_dependence(panels, curves, target_label=target_label),
         f"Partial dependence of {label} on {listed(names)}: the mean over {min(ROWS, len(table.known)):,} training "
         f"rows, all of which get this value in the column and keep the others. {_BAND if drawn else _NO_BAND}{fewer}",
         alt=f"Curves of the mean prediction against {listed(names)}.",

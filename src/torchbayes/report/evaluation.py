@@ -256,7 +256,7 @@ def doubtful_table(
             [*heads, "columns that make it so"],
             [[*line, each] for line, each in zip(lines, why, strict=True)],
         )
-        caption += " " + WHY.format(what="the entropy")
+        caption += " " + WHY.format(quantity="the entropy")
     formats = {heads[3]: ".1%", heads[4]: ".1%"}
     return Table(heads, lines, caption, formats=formats, title="Which rows are uncertain, and why" if why else "")
 
@@ -272,7 +272,7 @@ def regression(label: str, data: Data, numbers: Numbers) -> Section:
     if mean.isfinite().all():
         drawn["predicted"] = Picture(
             "Predicted against observed",
-            figures.predicted_observed(label, observed, mean, low=low, high=high, what=data.target_label),
+            figures.predicted_observed(label, observed, mean, low=low, high=high, target_label=data.target_label),
             f"{label} on {len(observed):,} test rows, with central 95 % intervals around the predictive means: one "
             f"in twenty should lie outside its own. In {data.target_unit}.",
             alt=f"Observed targets against predictions by {label}, with a line where they are equal.",

@@ -115,7 +115,7 @@ def write_report(
     tables: Iterable[Table] = (),
     figures: Iterable[Picture] = (),
     folded: Iterable[Table] = (),
-    about: str = "",
+    procedure: str = "",
     settings: str | Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one self-contained HTML file, which needs no network and no other file.
@@ -130,7 +130,7 @@ def write_report(
         tables: In order.
         figures: In order, after the tables.
         folded: Tables that open on a click, beneath the figures.
-        about: How it was made, folded too; paragraphs are separated by empty lines.
+        procedure: How it was made, folded too; paragraphs are separated by empty lines.
         settings: The resolved configuration, YAML text or a mapping, shown folded with the versions in use.
 
     Returns:
@@ -141,7 +141,7 @@ def write_report(
     """
     check_kind((str, PathLike), "a path", path=path)
     return page(
-        title=title, lead=lead, tables=tables, figures=figures, folded=folded, about=about, settings=settings
+        title=title, lead=lead, tables=tables, figures=figures, folded=folded, procedure=procedure, settings=settings
     ).save(path)
 
 
@@ -152,7 +152,7 @@ def page(
     tables: Iterable[Table] = (),
     figures: Iterable[Picture] = (),
     folded: Iterable[Table] = (),
-    about: str = "",
+    procedure: str = "",
     settings: str | Mapping[str, Any] | None = None,
 ) -> Page:
     """Return what `write_report` writes."""
@@ -161,7 +161,7 @@ def page(
 
     tables, folded = (_parts(name, each, Table) for name, each in (("tables", tables), ("folded", folded)))
     figures = _parts("figures", figures, Picture)
-    check_text(title=title, lead=lead, about=about)
+    check_text(title=title, lead=lead, procedure=procedure)
     if settings is not None:
         check_kind((str, Mapping), "YAML text or a mapping", settings=settings)
 
@@ -181,7 +181,7 @@ def page(
         tables=tables,
         figures=[_figure(picture) for picture in figures],
         folded=folded,
-        about=_paragraphs(about),
+        procedure=_paragraphs(procedure),
         settings=settings,
         versions=versions(),
     )

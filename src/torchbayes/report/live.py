@@ -240,7 +240,8 @@ def _live(
     for label, entry in entries.items():
         marked = columns[label]["marked"]
         at = {"measures": rows} | ({"cloud": others} if len(others) else {})
-        parts = {part: {name: _plain(columns[label][name][where]) for name in measures} for part, where in at.items()}
+        known = columns[label]
+        parts = {group: {name: _plain(known[name][where]) for name in measures} for group, where in at.items()}
         if "cloud" in parts:
             parts["cloud"]["marked"] = marked[others].tolist()
         methods.append({"name": label, "marked": marked[rows].tolist(), **parts, **entry})

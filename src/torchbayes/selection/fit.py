@@ -312,9 +312,9 @@ def _judged(
     """
     state = run.shard.whole(state)
     posterior = method.posterior(density, state, run.shelf).calibrated(source.inputs)
-    posterior = with_reports(posterior, run.history, within=run.about["steps_per_epoch"])
+    posterior = with_reports(posterior, run.history, within=run.description["steps_per_epoch"])
     ending = method.ending(posterior, state)
-    if (noise := run.about.get("chosen", {}).get("noise")) is not None:
+    if (noise := run.description.get("chosen", {}).get("noise")) is not None:
         posterior, ending = posterior.with_learned(noise), ending.with_learned(noise)
     case = Case(posterior, source, run.history)
     posterior = without_dropped(posterior, ending.dropped(case))

@@ -168,8 +168,8 @@ def divided(
     if validation is not None and not isinstance(validation, float):
         return Divided(data, validation, folds[0].held_out), method
     left = [(batch.inputs, batch.targets) for batch in folds[0].held_out]
-    then, own = having(method, comparison.then), left[0] if len(left) == 1 else left
-    return Divided(folds[0].rows, own, folds[0].held_out, then), having(method, comparison.first)
+    then, validation = having(method, comparison.then), left[0] if len(left) == 1 else left
+    return Divided(folds[0].rows, validation, folds[0].held_out, then), having(method, comparison.first)
 
 
 def worth_keeping(posterior: Any, standard: Standard, source: Source, *, history: History) -> Any:

@@ -128,13 +128,13 @@ class Collecting:
 
         return Callback()
 
-    def lightning_callback(self, part: str = "") -> Any:
+    def lightning_callback(self, network: str = "") -> Any:
         """Return a callback for the Trainer of Lightning.
 
         What has been collected is part of the callback's state in Lightning's checkpoints.
 
         Args:
-            part: name of the network in the LightningModule, such as "model", where it holds others too.
+            network: its name in the LightningModule, such as "model", where it holds others too.
 
         Raises:
             ImportError: if Lightning is not installed.
@@ -149,7 +149,7 @@ class Collecting:
             def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
                 if trainer.is_global_zero and trainer.global_step > self.seen:
                     total = int(trainer.estimated_stepping_batches)
-                    collecting(module.get_submodule(part), trainer.global_step, total)
+                    collecting(module.get_submodule(network), trainer.global_step, total)
                 self.seen = trainer.global_step
 
             def state_dict(self) -> dict[str, Any]:

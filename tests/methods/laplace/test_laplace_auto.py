@@ -86,7 +86,7 @@ def test_the_support_remembers_the_number_of_outputs() -> None:
     posterior: Any = tb.fit(
         model, data_of(5, 4), tb.Laplace(check_mode=False, prior="model"), start=model.given_weights()
     )
-    assert LayerSupport.parse(posterior.found).outputs == 20
+    assert LayerSupport.parse(posterior.layer_support).outputs == 20
 
 
 @pytest.mark.parametrize(("classes", "curvature"), [(50, "ggn"), (51, "fisher")])

@@ -49,7 +49,7 @@ def uncertainties(predictive: Predictive) -> tuple[Tensor, Tensor]:
 def most_uncertain(noise_N: Tensor, disagreement_N: Tensor) -> Tensor:
     """Return the numbers of the rows that are listed: the most uncertain ones, and those of most disagreement."""
     total_N = noise_N + disagreement_N
-    ranked = [part.argsort(descending=True, stable=True)[:LISTED] for part in (total_N, disagreement_N)]
+    ranked = [values_N.argsort(descending=True, stable=True)[:LISTED] for values_N in (total_N, disagreement_N)]
     rows = torch.cat(ranked if bool((disagreement_N > 0).any()) else ranked[:1]).unique()
     return rows[total_N[rows].argsort(descending=True, stable=True)]
 

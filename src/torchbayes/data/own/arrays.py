@@ -77,8 +77,8 @@ def _assembled(
     """Return pairs of inputs and targets as a data set."""
     parts, dtype = [rows_of(where, *pair) for pair in pairs], as_array(where, "inputs", pairs[0][0]).dtype
     shape = parts[0].inputs.shape[1:]
-    for part, (inputs, _) in zip(parts[1:], pairs[1:], strict=True):
-        check_alike(f"test inputs of {where}", part.inputs, shape, was=dtype, now=as_array(where, "", inputs).dtype)
+    for test, (inputs, _) in zip(parts[1:], pairs[1:], strict=True):
+        check_alike(f"test inputs of {where}", test.inputs, shape, was=dtype, now=as_array(where, "", inputs).dtype)
     form = Form(name, source, read_arrays_of(shape, dtype), partial(_fit, dtype, parts[0].notes))
     return assemble(form, parts, split=split, train_size=train_size)
 
@@ -146,9 +146,9 @@ def in_pairs(name: str, loaded: Any) -> list[tuple[Any, Any]]:
     raise TypeError(f"{name} must give {_FORM}; got {seen(loaded)}.{_advice(loaded)}")
 
 
-def _is_pair(part: Any) -> bool:
+def _is_pair(value: Any) -> bool:
     """Return whether something is inputs and targets, and not an array in lists of numbers."""
-    return isinstance(part, tuple | list) and len(part) == 2 and all(_holds_rows(each) for each in part)
+    return isinstance(value, tuple | list) and len(value) == 2 and all(_holds_rows(each) for each in value)
 
 
 def _holds_rows(value: Any) -> bool:
@@ -166,17 +166,17 @@ def _advice(value: Any) -> str:
     return ""
 
 
-def as_array(name: str, what: str, value: Any) -> np.ndarray:
+def as_array(name: str, role: str, value: Any) -> np.ndarray:
     """Return an array, a tensor, or lists of numbers as one array.
 
-    `name` says where it comes from and `what` whether it is inputs or targets, for messages. Raises TypeError for
+    `name` says where it comes from and `role` whether it is inputs or targets, for messages. Raises TypeError for
     anything else, ValueError for several arrays or rows of several lengths.
     """
     several = isinstance(value, tuple) and any(getattr(entry, "ndim", 0) for entry in value)
     if several or isinstance(value, Mapping):
-        raise ValueError(f"{what} of {name} must be one array; got several. {_SEVERAL}")
+        raise ValueError(f"{role} of {name} must be one array; got several. {_SEVERAL}")
     if isinstance(value, Dataset | DataLoader) or hasattr(value, "save_to_disk") or not hasattr(value, "__len__"):
-        raise TypeError(f"{name} must give {_FORM}; got {seen(value)} as {what}.{_advice(value)}")
+        raise TypeError(f"{name} must give {_FORM}; got {seen(value)} as {role}.{_advice(value)}")
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
@@ -184,7 +184,7 @@ def as_array(name: str, what: str, value: Any) -> np.ndarray:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{what} of {name} must be one array, whose rows have one shape; got {seen(value)}. Fill rows up to one "
+            f"{role} of {name} must be one array, whose rows have one shape; got {seen(value)}. Fill rows up to one "
             f"length. {_SEVERAL}"
         ) from error
 
@@ -254,26 +254,26 @@ def numbers(name: str, inputs: np.ndarray) -> np.ndarray:
     return inputs
 
 
-def check_alike(what: str, inputs: np.ndarray, shape: Sequence[int], *, was: np.dtype | None, now: np.dtype) -> None:
+def check_alike(subject: str, inputs: np.ndarray, shape: Sequence[int], *, was: np.dtype | None, now: np.dtype) -> None:
     """Check that new inputs have the row shape and the kind of dtype of those that were fitted.
 
     `was` is the dtype of the fitted inputs (any if None), `now` the dtype of these as given: bytes and floating point
-    must not be mixed, because what value is white cannot be guessed. `what` is for messages.
+    must not be mixed, because what value is white cannot be guessed. `subject` is for messages.
     """
     images = len(shape) == 3
     if was == np.uint8 and now != np.uint8 and (images or now.kind == "f"):
         raise ValueError(
-            f"{what} must be unsigned bytes, 0 to 255, as those that were fitted; got {now}. If white is 1 in them, "
+            f"{subject} must be unsigned bytes, 0 to 255, as those that were fitted; got {now}. If white is 1 in them, "
             f"give (255 * inputs).round().astype('uint8')."
         )
     if was is not None and was.kind == "f" and now == np.uint8:
         raise ValueError(
-            f"{what} must be in floating point, as those that were fitted; got unsigned bytes. Scale them as those "
+            f"{subject} must be in floating point, as those that were fitted; got unsigned bytes. Scale them as those "
             f"were: if white was 1 there, give inputs / 255."
         )
     if inputs.shape[1:] != tuple(shape) or not len(inputs):
         raise ValueError(
-            f"{what} must have shape (rows, {', '.join(map(str, shape))}), as those that were fitted; got "
+            f"{subject} must have shape (rows, {', '.join(map(str, shape))}), as those that were fitted; got "
             f"{inputs.shape}."
         )
 
@@ -287,7 +287,7 @@ def _check_dates(name: str, **arrays: np.ndarray) -> None:
             )
 
 
-def _check_finite(name: str, what: str, values: np.ndarray) -> None:
+def _check_finite(name: str, role: str, values: np.ndarray) -> None:
     wrong = int((~np.isfinite(values)).sum()) if values.dtype.kind == "f" else 0
     if wrong:
-        raise ValueError(f"{what} of {name} must be finite; {wrong} values are not. Remove or impute those rows.")
+        raise ValueError(f"{role} of {name} must be finite; {wrong} values are not. Remove or impute those rows.")

@@ -116,8 +116,8 @@ def _first(table: Table, name: str, plain: Collection[str]) -> str:
     return "" if row < 0 else f"{seen(text)} in row {row + 1} of {table.name or 'the table'} (names not counted)"
 
 
-def _amount(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _amount(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 MOST_VALUES = 50  # values of a one-hot column of texts; also at most half as many as rows
@@ -125,11 +125,11 @@ MOST_VALUES = 50  # values of a one-hot column of texts; also at most half as ma
 _LARGEST = 1e100  # squares of larger numbers overflow, and of numbers below its inverse are 0
 
 
-def check_size(what: str, numbers: np.ndarray) -> None:
-    """Raise ValueError if the numbers of `what` are so large or small that they have no standard deviation."""
+def check_size(subject: str, numbers: np.ndarray) -> None:
+    """Raise ValueError if the numbers of `subject` are so large or small that they have no standard deviation."""
     size = abs(numbers).max()
     if size > _LARGEST or 0 < size < 1 / _LARGEST:
-        raise ValueError(f"{what} has numbers up to {size:.3g}. Use another unit or its log.")
+        raise ValueError(f"{subject} has numbers up to {size:.3g}. Use another unit or its log.")
 
 
 _FLAGS = {"True": 1.0, "False": 0.0}

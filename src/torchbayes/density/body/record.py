@@ -151,24 +151,24 @@ def _watched(at: Pass, *, most: float, strict: bool) -> tuple[Watch | None, Tens
     state = network.ask(at.views, at.inputs, at.buffers)
     effects = network.held.ask(state, at.inputs, device=network.device)
     random = random_ids(network.module, network.layout)
-    whole = {name: part for name, part in network.module.named_modules() if name and _is_whole(part, random)}
+    whole = {name: child for name, child in network.module.named_modules() if name and _is_whole(child, random)}
     sources = [*at.views.values(), *((at.buffers or {})[name] for name in at.differing)]
     mask, buffers = network.mask, [*network.module.buffers(), *network.buffers.values(), *(at.buffers or {}).values()]
     known = [*buffers, *tensors_of(at.inputs), *mask.indices.values(), *mask.tensors.values()]
     watch = Watch(sources, [*network.constants.values()], known=known, most=most, strict=strict)
-    before = {name: dict(vars(part)) for name, part in whole.items()}
+    before = {name: dict(vars(child)) for name, child in whole.items()}
     with watching(watch, whole):
         outputs = at.run()
         watch.use(outputs)
     pure = effects is not None and not (effects.written or effects.draws)
     once = pure and not network.held.recomputes(training=False)
-    stateless = all(_same(before[name], vars(part)) for name, part in whole.items())
+    stateless = all(_same(before[name], vars(child)) for name, child in whole.items())
     return (watch if once and stateless and watch.sound() else None), outputs
 
 
-def _is_whole(part: nn.Module, random: frozenset[int]) -> bool:
+def _is_whole(child: nn.Module, random: frozenset[int]) -> bool:
     """Return whether all of a module may be recorded: it has no random weights, and can be given another forward."""
-    return not isinstance(part, torch.jit.ScriptModule) and random.isdisjoint(map(id, part.parameters()))
+    return not isinstance(child, torch.jit.ScriptModule) and random.isdisjoint(map(id, child.parameters()))
 
 
 def _same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

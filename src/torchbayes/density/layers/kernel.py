@@ -94,7 +94,7 @@ def by_kernel(
         kernel.kernel,
         mean_MD,
         (kernel.encoded(batch.inputs, lead=2), batch.targets),
-        second=SecondWeights(scale_MD * factor_MD, factor_MD, into[1], calls, seeds, pass_.place.own.start),
+        second=SecondWeights(scale_MD * factor_MD, factor_MD, into[1], calls, seeds, pass_.place.local_rows.start),
         scale=-1 / pass_.place.total,
         gradient_MD=into[0],
         chunk_size=density.chunk_size,

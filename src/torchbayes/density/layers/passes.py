@@ -127,7 +127,7 @@ def _here(density: LogDensity, batch: Batch) -> tuple[Place, Batch]:
     if density.ranks.data <= 1:
         return Place(slice(0, rows), rows), batch
     place = Place(density.ranks.rows(rows), rows)
-    return place, batch.map(lambda t: t[:, place.own])
+    return place, batch.map(lambda t: t[:, place.local_rows])
 
 
 def _in_chunks(
@@ -144,10 +144,10 @@ def _in_chunks(
 
     They are those of a single pass, or with `power` of S passes combined.
     """
-    own, total = passes[0].place
+    local_rows, total = passes[0].place
 
     def of(chunk: Chunk) -> Tensor:
-        first = own.start + chunk.start
+        first = local_rows.start + chunk.start
         place = Place(slice(first, first + batch_size(chunk.rows.inputs, 1)), total)
         chunk_passes = [pass_._replace(place=place) for pass_ in passes]
         added = torch.empty_like(into) if chunk.adds else into  # layers write to the memory they are given
@@ -344,7 +344,7 @@ class _Layers(TorchFunctionMode):
         if self._place.total == len(mean):
             perturb(mean, variance, seed=self._random.seed, stream=self._random.outputs(self._calls))
         else:
-            noise = self._random.noise_of(self._calls, mean, self._place.whole(mean))[self._place.own]
+            noise = self._random.noise_of(self._calls, mean, self._place.whole(mean))[self._place.local_rows]
             perturb_by(mean, variance, noise)
 
     def _flipped(self, func: Callable[..., Tensor], call: Call) -> Tensor:
@@ -370,7 +370,7 @@ class _Layers(TorchFunctionMode):
         """Return ±1 for each example and channel, the same at all its positions."""
         full_shape = self._place.whole(like)
         shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(full_shape)]
-        return self._random.signs(self._calls, shape, like, outputs=bool(number))[self._place.own]
+        return self._random.signs(self._calls, shape, like, outputs=bool(number))[self._place.local_rows]
 
 
 def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:

@@ -57,13 +57,13 @@ class Randomness(NamedTuple):
 class Place(NamedTuple):
     """Which rows of a batch this process has; the noise of an example does not depend on who computes it."""
 
-    own: slice  # the rows of this process
+    local_rows: slice  # the rows of this process
     total: int  # rows of the batch
 
     @property
     def rows(self) -> int:
         """Number of rows of this process."""
-        return self.own.stop - self.own.start
+        return self.local_rows.stop - self.local_rows.start
 
     def whole(self, tensor: Tensor) -> tuple[int, ...]:
         """Return the shape of a tensor for all rows of the batch; its first axis has the rows of this process."""

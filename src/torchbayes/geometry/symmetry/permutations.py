@@ -61,7 +61,7 @@ class PermutationGroup:
         return f"{self.size} units: {where}"
 
 
-class Found(NamedTuple):
+class NetworkTrace(NamedTuple):
     """What a run of the network has shown."""
 
     ties: Ties  # the groups of units, including those that cannot move
@@ -78,14 +78,14 @@ class PermutationGroups:
         groups: those with more than one unit, whose weights are all random.
         kept: why others stay in order, one sentence each.
         inputs: the rows by which the groups were found, and on which outputs are compared.
-        found: what is needed to watch other rows.
+        trace: what is needed to watch other rows.
     """
 
     model: Model
     groups: tuple[PermutationGroup, ...]
     kept: tuple[str, ...]
     inputs: Any = field(repr=False)
-    found: Found = field(repr=False)
+    trace: NetworkTrace = field(repr=False)
 
     def __repr__(self) -> str:
         lines = [
@@ -221,7 +221,7 @@ def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> P
     held = {name: tuple(map(ties.resolved, tensor_axes)) for name, tensor_axes in axes.items()}
     groups, frozen = _groups(network, held)
     kept = tuple(dict.fromkeys([*ties.reasons, *frozen.values()]))
-    return PermutationGroups(model, tuple(groups.values()), kept, inputs, Found(ties, held, tuple(groups)))
+    return PermutationGroups(model, tuple(groups.values()), kept, inputs, NetworkTrace(ties, held, tuple(groups)))
 
 
 def _watched(

@@ -80,14 +80,14 @@ def _cut(call: Call, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
         return [fixed(size) for size in sizes]
     parts = [call.ties.free(size) for size in sizes]
     call.ties.join(sum(parts, ()), axis)
-    return [call.ties.resolved(part) for part in parts]
+    return [call.ties.resolved(axis_part) for axis_part in parts]
 
 
 def _split(call: Call) -> list[Axes]:
     axes, dim, made = call.axes("self"), call.values.get("dim", 0), call.results
     dim %= len(axes)
     parts = _cut(call, axes[dim], [tensor.shape[dim] for tensor in made])
-    return [[*axes[:dim], part, *axes[dim + 1 :]] for part in parts]
+    return [[*axes[:dim], axis_part, *axes[dim + 1 :]] for axis_part in parts]
 
 
 def _slice(call: Call) -> list[Axes]:

@@ -76,11 +76,11 @@ class Ties:
         """Return an axis in groups that are neither divided nor joined to others; fixed neighbours become one."""
         segments: list[Segment] = []
         for segment in axis:
-            for part in self._opened(segment):
-                if part.group is None and segments and segments[-1].group is None:
-                    segments[-1] = Segment(None, segments[-1].units + part.size)
+            for opened in self._opened(segment):
+                if opened.group is None and segments and segments[-1].group is None:
+                    segments[-1] = Segment(None, segments[-1].units + opened.size)
                 else:
-                    segments.append(part)
+                    segments.append(opened)
         return tuple(segments)
 
     def _opened(self, segment: Segment) -> Axis:

@@ -96,4 +96,4 @@ def rotated(adapters: list[Factors], weights_D: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _renamed(name: str, old: str, new: str) -> str:
-    return ".".join(new if part == old else part for part in name.split("."))
+    return ".".join(new if segment == old else segment for segment in name.split("."))

@@ -59,7 +59,7 @@ class State:
     variance_MD: Tensor  # of the weights under q before the sweep
     sites: Mapping[str, Tensor]  # by number of the batch and part, each (1, N, ...)
     buffers: Buffers
-    found: str  # `LayerSupport.text` of the network's layers; empty before the first batch
+    layer_support: str  # `LayerSupport.text` of the network's layers; empty before the first batch
     change: float  # how far q moved in the last whole sweep, over the damping; 0 before
     share: float  # of the way that a site moves at a visit
     skipped: int  # sites left unchanged in the sweep so far
@@ -195,7 +195,7 @@ class EP(Kept, Defaults):
         model, rows = density.model, batch.map(lambda t: t[0])
         sweep, number = divmod(state.step, state.steps_per_epoch)
         buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
-        layers = state.found or layer_support(model, model.network.weights() * 0, rows.inputs).text()
+        layers = state.layer_support or layer_support(model, model.network.weights() * 0, rows.inputs).text()
         factors = factors_of(model, rows, support=LayerSupport.parse(layers), buffers=buffers, check=sweep == 0)
         old = _sites(state.sites, number) or Sites.flat(factors.offset_NR)
         if state.step == 0:
@@ -209,7 +209,7 @@ class EP(Kept, Defaults):
             shift_MD=visited.belief.shift_D.unsqueeze(0),
             log_scale_M=state.log_scale_M + gained,
             sites={**state.sites, **{f"{number}.{n}": t.unsqueeze(0) for n, t in visited.sites._asdict().items()}},
-            found=layers,
+            layer_support=layers,
             skipped=visited.skipped + (state.skipped if number else 0),
             step=state.step + 1,
         )

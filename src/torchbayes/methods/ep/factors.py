@@ -126,7 +126,8 @@ def factors_of(model: Model, batch: Batch, *, support: LayerSupport, buffers: Bu
         noise_N = plain.noise(offset.double()).expand_as(offset).reshape(count)
     positive_N = counts_N > 0
     slopes, offset_NR, counts_N, targets, noise_N = (
-        part if bool(positive_N.all()) else part[positive_N] for part in (slopes, offset_NR, counts_N, targets, noise_N)
+        of_factor if bool(positive_N.all()) else of_factor[positive_N]
+        for of_factor in (slopes, offset_NR, counts_N, targets, noise_N)
     )
     return Factors(slopes, offset_NR, counts_N, plain, targets, classes, shape, noise_N)
 

@@ -56,7 +56,7 @@ def in_turn(before: Belief, factors: Factors, old: Sites, *, rule: Rule) -> Visi
     if factors.exact(rule.temperature) is not None:  # exact sites do not depend on q
         return at_once(before, factors, old, rule=rule)
     covariance_DD, mean_D, skipped = before.root_DD @ before.root_DD.T, before.mean_D.clone(), 0
-    now = Sites(*(part.clone() for part in old))
+    now = Sites(*(values.clone() for values in old))
     for n, slopes_RD in enumerate(factors.slopes_NRD):
         site, along_RD = now.at(slice(n, n + 1)), slopes_RD @ covariance_DD
         marginal = (slopes_RD @ mean_D).unsqueeze(0), (along_RD @ slopes_RD.T).unsqueeze(0)
@@ -71,8 +71,8 @@ def in_turn(before: Belief, factors: Factors, old: Sites, *, rule: Rule) -> Visi
         gain = torch.linalg.solve(inner_RR, torch.cat([change.precision_NRR[0] @ along_RD, pull_R1], dim=1))
         covariance_DD -= along_RD.T @ gain[:, :-1]
         mean_D += along_RD.T @ gain[:, -1]
-        for into, part in zip(site, moved, strict=True):
-            into.copy_(part)
+        for into, values in zip(site, moved, strict=True):
+            into.copy_(values)
     everywhere_N = torch.ones_like(factors.counts_N, dtype=torch.bool)
     q, sites, fits = together(
         before, factors.slopes_NRD, old, to=now, good_N=everywhere_N, counts_N=factors.counts_N, share=1.0

@@ -61,7 +61,7 @@ class Window(NamedTuple):
 
     def nodes(self, grid_QR: Tensor, some_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return x at nodes of the unit cube, (Q, n, R), log dx/dt there, (Q, n), and the range of t, (n, R)."""
-        low_nR, high_nR, centre_nR, width_nR = (part[some_n] for part in self)
+        low_nR, high_nR, centre_nR, width_nR = (field[some_n] for field in self)
         from_nR, to_nR = (torch.asinh((end - centre_nR) / width_nR) for end in (low_nR, high_nR))
         t_QnR = from_nR + (to_nR - from_nR) * grid_QR.unsqueeze(1)
         return centre_nR + width_nR * t_QnR.sinh(), (width_nR * t_QnR.cosh()).log().sum(-1), to_nR - from_nR
@@ -119,7 +119,7 @@ def _mills(zeta: Tensor) -> tuple[Tensor, Tensor]:
 def _in_parts(function: Callable[[Tensor], tuple[Tensor, ...]], rows_n: Tensor, each: int) -> tuple[Tensor, ...]:
     """Return the results of a function of sites, computed for a few sites at a time."""
     parts = [function(some_n) for some_n in rows_n.split(max(1, _CHUNK // each))] or [function(rows_n)]
-    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+    return tuple(torch.cat(results) for results in zip(*parts, strict=True))
 
 
 def _grid(nodes: int, size: int, *, like: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ def differentiate(
         leaf_MP = now.weights_MD.detach().requires_grad_()
         drawn = family.draw(*_split(leaf_MP, size), noise_MSE=noise_MSE)
         roots = (drawn.weights_MSD, *(drawn.normal or ()))
-        detached = Draws(*(part.detach() for part in drawn[:2]), normal=_detached(drawn.normal))
+        detached = Draws(*(draws.detach() for draws in drawn[:2]), normal=_detached(drawn.normal))
         if drawing.estimator == "weights":
             nll_M, slopes = _by_weights(density, now, batch, held=detached)
         else:
@@ -221,7 +221,7 @@ def _add_prior_(prior: BoundPrior, held: Draws, slopes: Slopes, scale: float) ->
         return prior.log_prob(held.weights_MSD).mean(1)
     shape = held.weights_MSD.shape
     expected_MS = slope_MSD.new_zeros(shape[:2], dtype=torch.float64)
-    (mean, variance), into = ([part.flatten(0, 1) for part in parts] for parts in (held.normal, slopes[1:]))
+    (mean, variance), into = ([moment.flatten(0, 1) for moment in parts] for parts in (held.normal, slopes[1:]))
     for segment in prior.segments:
         if is_closed(segment):
             expected_MS += add_expected_(segment, mean, variance, scale=scale, into=into).view(shape[:2])

@@ -137,7 +137,7 @@ class CurvaturePass:
     step: int  # batches seen
     steps_per_epoch: int  # length of a pass
     num_targets: float  # values of the targets so far, each as often as its row counts
-    found: str  # `LayerSupport.text` of the network's layers; empty before the first batch
+    layer_support: str  # `LayerSupport.text` of the network's layers; empty before the first batch
 
 
 def check_held(settings: CurvatureSettings, weights_MD: Tensor) -> None:
@@ -198,13 +198,13 @@ def add(
     if no row of the data counts.
     """
     now, model = so_far, density.model
-    if not now.found:
+    if not now.layer_support:
         first = batch.map(lambda t: t[0, : model.chunk_size])
         support = layer_support(model, now.weights_MD[0], first.inputs)
         _warn_of_columns(settings, support)
-        now = replace(now, found=support.text())
+        now = replace(now, layer_support=support.text())
     with_exact = WithExact.has_exact(now.sums) if now.sums else settings.needs_exact(density, batch)
-    collector = settings.collector(model, LayerSupport.parse(now.found), with_exact=with_exact)
+    collector = settings.collector(model, LayerSupport.parse(now.layer_support), with_exact=with_exact)
     members = Members(now.weights_MD, now.buffers, now.seeds)
     if not now.sums:
         _check_factors(settings, collector, now.weights_MD)
@@ -251,7 +251,7 @@ def finish(settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePa
         raise ValueError(f"the pass over the data is not over: {so_far.step} of {steps} batches. Resume the run.")
     model, weights_MD = density.model, so_far.weights_MD
     reference_MD, strength_D = units(model, weights_MD)
-    support = LayerSupport.parse(so_far.found)
+    support = LayerSupport.parse(so_far.layer_support)
     collector = settings.collector(model, support, with_exact=WithExact.has_exact(so_far.sums))
     factor = model.scales(1, 1).likelihood
     curvature, exact = collector.curvature(so_far.sums, reference_MD), collector.exact(so_far.sums, reference_MD)
@@ -272,7 +272,7 @@ def finish(settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePa
         density.num_data,
         so_far.num_targets,
         exact=exact,
-        found=so_far.found,
+        layer_support=so_far.layer_support,
         buffers_M=dict(so_far.buffers) or None,
         statistics_known=True,
     )

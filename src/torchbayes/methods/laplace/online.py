@@ -272,7 +272,7 @@ def _begun(state: State) -> CurvaturePass:
     fresh = curvature_pass.begin(
         trajectory.weights_MD, trajectory.buffers, seeds=trajectory.seeds, steps_per_epoch=trajectory.steps_per_epoch
     )
-    return replace(fresh, found=state.last_pass.found)
+    return replace(fresh, layer_support=state.last_pass.layer_support)
 
 
 def _tuned(method: OnlineLaplace, density: LogDensity, current_pass: CurvaturePass) -> LaplacePosterior:

@@ -84,15 +84,15 @@ def first_spread(method: Learning, weights_MD: Tensor) -> RunningVariance | Runn
     return (RunningCovariance if method.mass == "dense" else RunningVariance).empty(weights_MD)
 
 
-def known_prior(density: Density, what: str, *, advice: str) -> Tensor:
+def known_prior(density: Density, quantity: str, *, advice: str) -> Tensor:
     """Return the prior standard deviation of every weight, float64 (D,); ValueError if it is infinite or not known.
 
-    `what` is what it is needed for, and `advice` what to do where there is none, both for the message.
+    `quantity` is what it is needed for, and `advice` what to do where there is none, both for the message.
     """
     stds_D = density.prior_stds() if hasattr(density, "prior_stds") else torch.tensor(math.inf)  # type: ignore[attr-defined]
     if not torch.isfinite(stds_D).all():
         raise ValueError(
-            f"{what} is derived from the prior's standard deviation, which is infinite or not known here. {advice}"
+            f"{quantity} is derived from the prior's standard deviation, which is infinite or not known here. {advice}"
         )
     return stds_D
 

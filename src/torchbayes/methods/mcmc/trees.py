@@ -65,12 +65,12 @@ def _indices(mask_L: Tensor) -> Tensor:
     return mask_L.nonzero().squeeze(-1)
 
 
-def _select(part: Any, rows: Tensor) -> Any:
+def _select(tree: Any, rows: Tensor) -> Any:
     """Return some rows of a tensor, or of all tensors in lists and named tuples."""
-    if isinstance(part, Tensor):
-        return part.index_select(0, rows.to(part.device))
-    parts = [_select(one, rows) for one in part]
-    return parts if isinstance(part, list) else type(part)(*parts)
+    if isinstance(tree, Tensor):
+        return tree.index_select(0, rows.to(tree.device))
+    selected = [_select(branch, rows) for branch in tree]
+    return selected if isinstance(tree, list) else type(tree)(*selected)
 
 
 @dataclass
@@ -289,9 +289,9 @@ def joined_turn(pairs: Sequence[tuple[Half, Half]], *, inverse_mass_MD: Tensor) 
     it, is checked too.
     """
     parts = [
-        part
+        momenta
         for left, right in pairs
-        for part in (
+        for momenta in (
             (left.first_MD, right.last_MD, left.sum_MD + right.sum_MD),
             (left.first_MD, right.first_MD, left.sum_MD + right.first_MD),
             (left.last_MD, right.last_MD, left.last_MD + right.sum_MD),

@@ -194,9 +194,9 @@ def split(batch: Batch, parts: int, *, seeds: Sequence[int], model: Model) -> li
     rows = ready(model, batch, members=True)
     size, pieces = batch_size(rows.inputs, 1), []
     for k in range(count):
-        part = rows.map(lambda t, k=k: t[:, k::count].contiguous())
+        rows_of_piece = rows.map(lambda t, k=k: t[:, k::count].contiguous())
         part_seeds = [mix(Purpose.PART, seed, k) for seed in seeds]
-        pieces.append(Piece(part, len(range(k, size, count)) / size, part_seeds))
+        pieces.append(Piece(rows_of_piece, len(range(k, size, count)) / size, part_seeds))
     return pieces
 
 

@@ -203,9 +203,9 @@ def _run(density: LogDensity, weights_MD: Tensor, rows: _Rows, *, buffers: Buffe
     model, batch, seeds = density.model, rows.batch, seeds_here(density.ranks, seeds)
     assert density.plan is not None
 
-    def one(views: dict[str, Tensor], own: Any, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+    def values_of(views: dict[str, Tensor], buffers: Any, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         named, learned = model.split(views)
-        outputs = model.network(named, inputs, own or None)
+        outputs = model.network(named, inputs, buffers or None)
         values = torch.where(outputs < _MASKED, 0.0, outputs).flatten()
         if targets is None:
             return values, outputs.new_zeros((), dtype=torch.float64)
@@ -215,13 +215,13 @@ def _run(density: LogDensity, weights_MD: Tensor, rows: _Rows, *, buffers: Buffe
     if density.plan.backend == "vmap":
         leaves = leaves_of(model.layout, weights_MD)
         with StackedLayers():
-            outputs_MF, fit_M = vmap(partial(one, inputs=batch.inputs, targets=batch.targets))(leaves, buffers)
+            outputs_MF, fit_M = vmap(partial(values_of, inputs=batch.inputs, targets=batch.targets))(leaves, buffers)
         return [_Run(slice(None), leaves, outputs_MF, fit_M)]
     runs, inputs = [], model.network.arrange(batch.inputs)
     for m, weights_D in enumerate(weights_MD):
         leaves = leaves_of(model.layout, weights_D)
         with drawing(model.network, seeds[m]):
-            outputs, fit = one(leaves, {n: b[m] for n, b in buffers.items()}, inputs, batch.targets)
+            outputs, fit = values_of(leaves, {n: b[m] for n, b in buffers.items()}, inputs, batch.targets)
         runs.append(_Run(m, leaves, outputs, fit))
     return runs
 

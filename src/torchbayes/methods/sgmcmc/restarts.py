@@ -113,7 +113,7 @@ def gone_back(state: Any, fresh: Mapping[str, Any]) -> tuple[Any, Tensor]:
     ends = (step + 1) % track.steps_per_epoch == 0
     if ends:  # what is saved must be finite, and no later density has been computed that would show it
         tensors = (getattr(state, name) for name in ("weights_MD", "momentum_MD", "squares_MD", *fresh))
-        sums_M = [part.view(len(part), -1).sum(1, dtype=torch.float64) for part in tensors]  # `isfinite` is slow
+        sums_M = [tensor.view(len(tensor), -1).sum(1, dtype=torch.float64) for tensor in tensors]  # `isfinite` is slow
         finite_M = torch.isfinite(torch.stack(sums_M)).all(0)
         strayed_M = track.strayed_M | ~finite_M
         track = replace(track, strayed_M=strayed_M)

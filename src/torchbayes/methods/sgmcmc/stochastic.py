@@ -209,7 +209,7 @@ def _floor(method: Any, density: Any, weights_MD: Tensor) -> Tensor:
 
 def copied(state: Any) -> Any:
     """Return a state whose tensors are copies, which a step may overwrite."""
-    return replace(state, **{name: part.clone() for name, part in vars(state).items() if isinstance(part, Tensor)})
+    return replace(state, **{name: value.clone() for name, value in vars(state).items() if isinstance(value, Tensor)})
 
 
 def by_chain(numbers: Sequence[float], like_MD: Tensor) -> float | Tensor:

@@ -120,18 +120,18 @@ class LastLayer:
 
     def structure(self, parameters_MP: Tensor, size: int) -> Structure:
         """Return the covariance of all D (`size`) weights, 0 outside the layer."""
-        parts = [self.parts(part) for part in parameters_MP]
+        parts = [self.parts(split) for split in parameters_MP]
         others = torch.ones(size, dtype=torch.bool, device=self.grid_KI.device)
         others[self.grid_KI.flatten()] = False
         order_D = torch.cat([others.nonzero()[:, 0], self.grid_KI.flatten()])
         fixed = [Diagonal(parameters_MP.new_zeros(len(parts), int(others.sum())))] if others.any() else []
-        factors, blocks = torch.stack([part.rest for part in parts]), list[Structure]()
+        factors, blocks = torch.stack([split.rest for split in parts]), list[Structure]()
         if self.covariance == "diagonal":
-            blocks = [Diagonal(torch.stack([self.variance(part).flatten() for part in parts]))]
+            blocks = [Diagonal(torch.stack([self.variance(split).flatten() for split in parts]))]
         elif self.covariance == "dense":
             blocks = [Dense(root_MII.clone()) for root_MII in factors.unbind(1)]
         else:
-            scale_MKI = torch.stack([part.log_scale_KI.exp() for part in parts])
+            scale_MKI = torch.stack([split.log_scale_KI.exp() for split in parts])
             by_output = zip(scale_MKI.square().unbind(1), (factors * scale_MKI.unsqueeze(2)).unbind(1), strict=True)
             blocks = [LowRankPlusDiagonal(variance_MI.clone(), factor.clone()) for variance_MI, factor in by_output]
         return Blocks(order_D, (*fixed, *blocks))
@@ -184,17 +184,17 @@ def _last_linear(network: nn.Module) -> tuple[str, nn.Module, str]:
     )
 
 
-def _axis(part: nn.Module) -> str | None:
+def _axis(module: nn.Module) -> str | None:
     """Return which axis of a module's weights is that of its outputs, "rows" or "columns", found by random inputs.
 
     None if the module is not linear.
     """
-    parameters = {n: p for n, p in part._parameters.items() if p is not None}
+    parameters = {n: p for n, p in module._parameters.items() if p is not None}
     if "weight" not in parameters or not {"weight", "bias"} >= parameters.keys() or parameters["weight"].ndim != 2:
         return None
-    if type(part).forward is nn.Linear.forward:
+    if type(module).forward is nn.Linear.forward:
         return "rows"
-    if isinstance(part, nn.Embedding | nn.EmbeddingBag) or part._forward_hooks or part._forward_pre_hooks:
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) or module._forward_hooks or module._forward_pre_hooks:
         return None
     weight = parameters["weight"]
     source = generator(Purpose.LAST_LAYER, device=weight.device)
@@ -203,7 +203,7 @@ def _axis(part: nn.Module) -> str | None:
         return torch.randn(shape, generator=source, device=weight.device).to(weight.dtype)
 
     values = {name: drawn(*parameter.shape) for name, parameter in parameters.items()}
-    axes = (linear_by(part, Call(drawn(2, size), None, values)) for size in (weight.shape[1], weight.shape[0]))
+    axes = (linear_by(module, Call(drawn(2, size), None, values)) for size in (weight.shape[1], weight.shape[0]))
     return next((axis for axis in axes if axis is not None), None)
 
 
@@ -267,14 +267,14 @@ def _same(model: Model, made: Tensor, outputs: Tensor, *, rounding: float) -> bo
 
 
 @contextmanager
-def _watched(part: nn.Module) -> Iterator[list[Tensor]]:
+def _watched(layer: nn.Module) -> Iterator[list[Tensor]]:
     """Yield a list that receives the first input of a module at each call inside the `with`."""
     inputs: list[Tensor] = []
 
     def hook(module: nn.Module, given: Any, named: Any, made: Any) -> None:
         inputs.append(next(iter((*given, *named.values()))))
 
-    handle = part.register_forward_hook(hook, with_kwargs=True)
+    handle = layer.register_forward_hook(hook, with_kwargs=True)
     try:
         yield inputs
     finally:

@@ -30,7 +30,7 @@ from torchbayes.model.priors.expected import add_expected_, is_closed
 class Slope(NamedTuple):
     """What an update needs from the objective."""
 
-    about: Descent  # slopes for the second pass
+    descent: Descent  # slopes for the second pass
     penalty: Penalty  # the normal part of the prior
     health_MX: Tensor  # finite where the gradient is
 
@@ -72,14 +72,14 @@ def update(optimizer: Optimizer, now: Trajectory, slope: Slope, *, lr: float) ->
     """Change parameters and slots in place."""
     if isinstance(optimizer, SGD):
         gradient_MP = torch.empty_like(now.weights_MD)
-        passes.descend(now.weights_MD, slope.penalty, slope.about, out=gradient_MP)
+        passes.descend(now.weights_MD, slope.penalty, slope.descent, out=gradient_MP)
         optimizer.update(now.weights_MD, gradient_MP, now.slots, lr=lr)
         return
     step = now.slots["count"].add_(1).item()
     decay = optimizer.weight_decay if isinstance(optimizer, AdamW) else 0.0
     rule = AdamRule(*optimizer.betas, optimizer.eps, lr, decay, step)
     slots = now.slots["first_MD"], now.slots["second_MD"]
-    passes.descend(now.weights_MD, slope.penalty, slope.about, rule=rule, slots=slots)
+    passes.descend(now.weights_MD, slope.penalty, slope.descent, rule=rule, slots=slots)
 
 
 _Seen = tuple[Tensor, Tensor, Descent, Tensor]

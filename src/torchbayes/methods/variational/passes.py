@@ -172,7 +172,7 @@ def scatter(
 def descend(
     parameters_MP: Tensor,
     penalty: Penalty,
-    about: Descent,
+    descent: Descent,
     *,
     rule: AdamRule | None = None,
     slots: tuple[Tensor, Tensor] | None = None,
@@ -182,9 +182,10 @@ def descend(
 
     The gradient is written to `out`, contiguous (M, 2D).
     """
-    members, draws, size = about.gradient_MSD.shape
-    numbers = (1 / max(draws, 1), about.strength, about.entropy, *(rule or AdamRule(0, 0, 1, 0, 0, 1)))
-    tensors = (*(slots or (None, None)), out, about.gradient_MSD, about.weights_MSD, *(about.by_MD or (None, None)))
+    members, draws, size = descent.gradient_MSD.shape
+    numbers = (1 / max(draws, 1), descent.strength, descent.entropy, *(rule or AdamRule(0, 0, 1, 0, 0, 1)))
+    slot_pair, by_pair = slots or (None, None), descent.by_MD or (None, None)
+    tensors = (*slot_pair, out, descent.gradient_MSD, descent.weights_MSD, *by_pair)
     _function("vi_update", parameters_MP.dtype)(
         parameters_MP.data_ptr(),
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),

@@ -56,28 +56,29 @@ def axes_of(module: nn.Module, names: Collection[str]) -> dict[str, Axes]:
     """Return the axes of the parameters `names` of a module, by name."""
     named = {id(p): name for name, p in module.named_parameters() if name in names}
     axes: dict[str, Axes] = {}
-    for part in module.modules():
-        for key, parameter in part._parameters.items():
+    for layer in module.modules():
+        for key, parameter in layer._parameters.items():
             name = named.get(id(parameter))
             if name is None or parameter is None:
                 continue
-            axes_here = _axes(part, key, tuple(parameter.shape))
+            axes_here = _axes(layer, key, tuple(parameter.shape))
             if axes.setdefault(name, axes_here) != axes_here:
                 axes[name] = replace(Axes(axes_here.shape), unknown="layers share it that use it in different ways")
     return axes
 
 
-def _axes(part: nn.Module, key: str, shape: tuple[int, ...]) -> Axes:
+def _axes(layer: nn.Module, key: str, shape: tuple[int, ...]) -> Axes:
     """Return the axes of a parameter by its name in its layer."""
-    if len(shape) < 2 or isinstance(part, _NORMS) or (isinstance(part, nn.MultiheadAttention) and "weight" not in key):
+    is_other = isinstance(layer, nn.MultiheadAttention) and "weight" not in key
+    if len(shape) < 2 or isinstance(layer, _NORMS) or is_other:
         return Axes(shape)
-    if isinstance(part, _TABLES) and key == "weight":  # whose inputs are one-hot
+    if isinstance(layer, _TABLES) and key == "weight":  # whose inputs are one-hot
         return Axes(shape, 1, 0)
-    if isinstance(part, _ConvTransposeNd) and key == "weight":
+    if isinstance(layer, _ConvTransposeNd) and key == "weight":
         # mean number of filter positions that reach an output, over the outputs that any reaches
-        reach = math.prod(max(k / s, 1.0) for k, s in zip(part.kernel_size, part.stride, strict=True))
-        return Axes(shape, 1, 0, shape[2:], part.groups, shape[0] // part.groups * reach)
-    if isinstance(part, _OUTPUTS_FIRST) and "weight" in key:
+        reach = math.prod(max(k / s, 1.0) for k, s in zip(layer.kernel_size, layer.stride, strict=True))
+        return Axes(shape, 1, 0, shape[2:], layer.groups, shape[0] // layer.groups * reach)
+    if isinstance(layer, _OUTPUTS_FIRST) and "weight" in key:
         axes = Axes.dense(shape)
-        return replace(axes, groups=part.groups) if isinstance(part, _ConvNd) else replace(axes, places=())
-    return Axes(shape, unknown=f"{type(part).__name__} uses it in a way of its own")
+        return replace(axes, groups=layer.groups) if isinstance(layer, _ConvNd) else replace(axes, places=())
+    return Axes(shape, unknown=f"{type(layer).__name__} uses it in a way of its own")

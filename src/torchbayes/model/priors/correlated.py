@@ -226,34 +226,34 @@ def _rows(batch: Tensor, layer: nn.Module | None) -> Iterator[Tensor]:
     if batch.is_complex() or batch.dtype == torch.bool or not batch.ndim:
         raise TypeError(f"`inputs` must be rows of real numbers; got {batch.dtype} of shape {tuple(batch.shape)}.")
     each = max(1, math.prod(batch.shape[1:]) * (math.prod(_kernel(layer)) if layer is not None else 1))
-    for part in batch.detach().split(max(1, _NUMBERS // each)):
-        yield _placed(part.to("cpu", torch.float64), layer)
+    for inputs in batch.detach().split(max(1, _NUMBERS // each)):
+        yield _placed(inputs.to("cpu", torch.float64), layer)
 
 
 def _kernel(layer: nn.Module) -> tuple[int, ...]:
     return tuple(layer.kernel_size) if isinstance(layer, nn.Conv1d | nn.Conv2d) else ()
 
 
-def _placed(part: Tensor, layer: nn.Module | None) -> Tensor:
+def _placed(inputs: Tensor, layer: nn.Module | None) -> Tensor:
     """Return the rows that a layer takes from some inputs; ValueError if they do not fit the layer."""
     if layer is None:
-        return part.reshape(len(part), math.prod(part.shape[1:]))
+        return inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
     if isinstance(layer, nn.Linear):
-        if part.shape[-1] != layer.in_features and math.prod(part.shape[1:]) != layer.in_features:
+        if inputs.shape[-1] != layer.in_features and math.prod(inputs.shape[1:]) != layer.in_features:
             raise ValueError(
-                f"`inputs` must have the {layer.in_features} features of {layer}; got {tuple(part.shape)}."
+                f"`inputs` must have the {layer.in_features} features of {layer}; got {tuple(inputs.shape)}."
             )
-        return part.reshape(-1, layer.in_features)
+        return inputs.reshape(-1, layer.in_features)
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
     size, axes = tuple(layer.kernel_size), len(layer.kernel_size)
-    if part.ndim != axes + 2 or part.shape[1] != layer.in_channels:
+    if inputs.ndim != axes + 2 or inputs.shape[1] != layer.in_channels:
         raise ValueError(
-            f"`inputs` must be images of {layer.in_channels} channels for {layer}; got shape {tuple(part.shape)}."
+            f"`inputs` must be images of {layer.in_channels} channels for {layer}; got shape {tuple(inputs.shape)}."
         )
-    padded = F.pad(part, layer._reversed_padding_repeated_twice)  # the layer's own padding
+    padded = F.pad(inputs, layer._reversed_padding_repeated_twice)  # the layer's own padding
     spans = [d * (k - 1) + 1 for d, k in zip(layer.dilation, size, strict=True)]
     if any(length < span for length, span in zip(padded.shape[2:], spans, strict=True)):
-        raise ValueError(f"`inputs` must be no smaller than the filters of {layer}; got shape {tuple(part.shape)}.")
+        raise ValueError(f"`inputs` must be no smaller than the filters of {layer}; got shape {tuple(inputs.shape)}.")
     stride, dilation = tuple(layer.stride), tuple(layer.dilation)
     if axes == 1:
         padded, size, stride, dilation = padded.unsqueeze(2), (1, *size), (1, *stride), (1, *dilation)

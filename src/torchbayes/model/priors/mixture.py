@@ -100,11 +100,11 @@ class NormalMixture(SampledPrior):
         shares = torch.full_like(weights, math.exp(logs[0]))  # of Σ_j π_j N(w; 0, s_j²), without exp(−w²/2s_0²)
         slopes = torch.full_like(weights, wide * math.exp(logs[0])) if gradient is not None else None
         for log, precision in zip(logs[1:], narrow, strict=True):
-            part = (weights * math.sqrt(precision / 2)).square_().neg_().add_(log)
-            part.clamp_min_(logs[0] - _NOTHING).exp_()  # far out exp would be subnormal, which is slow
-            shares.add_(part)
+            share = (weights * math.sqrt(precision / 2)).square_().neg_().add_(log)
+            share.clamp_min_(logs[0] - _NOTHING).exp_()  # far out exp would be subnormal, which is slow
+            shares.add_(share)
             if slopes is not None:
-                slopes.add_(part, alpha=wide + precision)
+                slopes.add_(share, alpha=wide + precision)
         if gradient is not None and slopes is not None:
             gradient.addcmul_(weights, slopes.div_(shares), value=-scale)
         squares = weights.square().sum(-1, dtype=torch.float64)

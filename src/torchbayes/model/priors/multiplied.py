@@ -327,9 +327,9 @@ def _chosen(made: nn.Module, table: Mapping[str, object], *, whole: bool) -> dic
 
 def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     """Return a network, changed in place, with the module `new` under all names of `old`."""
-    for part in list(network.modules()):
-        for name in [name for name, child in part._modules.items() if child is old] if part is not new else ():
-            setattr(part, name, new)
+    for parent in list(network.modules()):
+        for name in [name for name, child in parent._modules.items() if child is old] if parent is not new else ():
+            setattr(parent, name, new)
     return new if network is old else network
 
 

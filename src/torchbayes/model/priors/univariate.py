@@ -130,8 +130,8 @@ class Normal(Checked, SampledPrior):
         """Return Σ log p over the last axis, float64, in one pass over the weights."""
         first, *others = weights.split(_BLOCK, dim=-1)
         squares = self._squares(first)
-        for part in others:  # no list of results: small blocks between large freed ones would fragment the memory
-            squares = squares + self._squares(part)
+        for block in others:  # no list of results: small blocks between large freed ones would fragment the memory
+            squares = squares + self._squares(block)
         return squares * (-0.5 / self.scale**2) - weights.shape[-1] * self.log_constant
 
     def _squares(self, weights: Tensor) -> Tensor:

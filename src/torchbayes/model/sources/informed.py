@@ -28,12 +28,13 @@ def informed_by(model: Model, source: Source) -> Model:
     return having(model, likelihood=informed(model.likelihood, pytree.tree_map(lambda *t: torch.cat(t), *targets)))
 
 
-def as_recorded(model: Model, about: Mapping[str, Any]) -> Model:
+def as_recorded(model: Model, recorded: Mapping[str, Any]) -> Model:
     """Return the model with the `spread` of the targets and the `open_scale` that `describe_model` recorded.
 
     Values that the model already has stay.
     """
-    scale, spread = about.get("open_scale", 1.0), about.get("spread")  # a scale that was never changed is not recorded
+    scale = recorded.get("open_scale", 1.0)  # a scale that was never changed is not recorded
+    spread = recorded.get("spread")
     if scale is not None and model.open_scale is not None:
         model = having_scale(model, scale)
     if not spread or not asks(model.likelihood):

@@ -96,7 +96,7 @@ class Table(Source):
     def some(self, count: int) -> list[Batch]:
         """Return rows spread over the table, in whole batches."""
         parts = (torch.tensor(p, device=self._model.network.device) for p in whole_batches(count, self._bounds))
-        return [self._rows.map(lambda t, part=part: t.index_select(0, part)) for part in parts]
+        return [self._rows.map(lambda t, indices=indices: t.index_select(0, indices)) for indices in parts]
 
     def changes(self) -> bool:
         """Return that rows in tensors are the same in every pass."""

@@ -155,16 +155,16 @@ class WeightedMixture(Posterior):
     def _turns(self, draws: int) -> list[tuple[Posterior, Tensor, Tensor]]:
         """Return of each part with draws the rows (n,) that are its, and which of its own draws stand there."""
         flat = [share for shares in self.shares for share in shares]
-        member_S, found, first = in_shares(flat, draws), list[tuple[Posterior, Tensor, Tensor]](), 0
+        member_S, turns, first = in_shares(flat, draws), list[tuple[Posterior, Tensor, Tensor]](), 0
         for part in self.parts:
             of_part = (member_S >= first) & (member_S < first + part.members)
             rows = of_part.nonzero().squeeze(1)
             which = member_S[rows] - first
             before = torch.nn.functional.one_hot(which, part.members).cumsum(0).gather(1, which.unsqueeze(1)) - 1
             if len(rows):
-                found.append((part, rows, before.squeeze(1) * part.members + which))
+                turns.append((part, rows, before.squeeze(1) * part.members + which))
             first += part.members
-        return found
+        return turns
 
 
 def in_shares(shares: list[float], draws: int) -> Tensor:

@@ -33,7 +33,7 @@ _LONGEST = 14  # letters of a value at the axis
 
 @house_style
 def partial_dependence(
-    panels: Mapping[str, tuple[Any, Any, Any]], curves: Sequence[str] = ("mean",), *, what: str = "target"
+    panels: Mapping[str, tuple[Any, Any, Any]], curves: Sequence[str] = ("mean",), *, target_label: str = "target"
 ) -> Figure:
     """Draw partial dependence on columns: the mean over drawn functions, and a band that holds 95 % of them.
 
@@ -42,11 +42,11 @@ def partial_dependence(
             which the last may be missing (NaN, NaT), or texts. The functions (S, G, K) are drawn. The marks are
             positions on the axis of numbers, drawn as ticks, or for texts a share of the rows for each.
         curves: names of the K curves.
-        what: the vertical axis; shares where its first word is "probability".
+        target_label: the vertical axis; shares where its first word is "probability".
     """
     check_panels(panels=panels)
     check_pairs(3, panels=panels)
-    check_text(what=what)
+    check_text(target_label=target_label)
     names = [] if isinstance(curves, str) or not isinstance(curves, Sequence) else list(curves)
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(f"`curves` must be names, at least one; got {seen(curves)}.")
@@ -69,8 +69,8 @@ def partial_dependence(
         _mark(axes, np.asarray(values), np.asarray(marks))
         axes.set_title(textwrap.fill(name, 30), fontweight="bold")
     for axes in grid[:, 0]:
-        axes.set_ylabel(textwrap.fill(what, 30))
-    if what.startswith("probability"):
+        axes.set_ylabel(textwrap.fill(target_label, 30))
+    if target_label.startswith("probability"):
         percent_axis(grid[0, 0].yaxis)
     note_below(figure, "bands: 95 % of drawn functions; ticks: deciles of training rows; per cent: share of rows")
     if len(names) > 1:

@@ -31,7 +31,7 @@ _BANDS = ((5, 95, 0.16), (25, 75, 0.3))  # percentiles, opacity
 
 @house_style
 def function_draws(
-    functions: Mapping[str, Any], x: Any, *, shown: int = 8, label: str = "input", what: str = "output"
+    functions: Mapping[str, Any], x: Any, *, shown: int = 8, label: str = "input", output_label: str = "output"
 ) -> Figure:
     """Draw functions of one input: some of them, and bands that hold half and nine tenths of all at every input.
 
@@ -41,11 +41,11 @@ def function_draws(
         x: Inputs, (P,), increasing.
         shown: How many functions are drawn, the first ones.
         label: The input, with its unit.
-        what: The output, with its unit.
+        output_label: The output, with its unit.
     """
     check_panels(functions=functions)
     check_counts(shown=shown)
-    check_text(label=label, what=what)
+    check_text(label=label, output_label=output_label)
     x = as_positions("x", x)
     arrays = {name: as_array(values, 2, f"functions of {name}", finite=True) for name, values in functions.items()}
     for name, values in arrays.items():
@@ -63,7 +63,7 @@ def function_draws(
         panel_title(axes, name)
         axes.margins(x=0)
     for axes in grid[:, 0]:
-        axes.set_ylabel(what)
+        axes.set_ylabel(output_label)
     note_below(figure, label)
     legend_above(figure, handles)
     return figure

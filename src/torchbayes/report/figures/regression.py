@@ -38,7 +38,7 @@ _PER_PIT_BIN, _MOST_PIT_BINS = 10, 20
 
 @house_style
 def predicted_observed(
-    name: str, observed: Any, predicted: Any, *, low: Any, high: Any, what: str = "target"
+    name: str, observed: Any, predicted: Any, *, low: Any, high: Any, target_label: str = "target"
 ) -> Figure:
     """Draw predictions with their intervals against what was observed; targets outside their interval stand out.
 
@@ -50,9 +50,9 @@ def predicted_observed(
         predicted: Predictions, (N,).
         low: Lower ends of the intervals, (N,).
         high: Upper ends, (N,).
-        what: The target, with its units.
+        target_label: The target, with its units.
     """
-    check_text(name=name, what=what)
+    check_text(name=name, target_label=target_label)
     columns = {"observed": observed, "predicted": predicted, "low": low, "high": high}
     observed, predicted, low, high = as_columns(columns)
     if (low > high).any():
@@ -79,10 +79,10 @@ def predicted_observed(
     handles["predicted = observed"] = axes.plot(
         [first, last], [first, last], color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1
     )[0]
-    axes.set(ylabel=f"predicted {what}", ylim=(min(ends[0], first) - pad, max(ends[1], last) + pad))
+    axes.set(ylabel=f"predicted {target_label}", ylim=(min(ends[0], first) - pad, max(ends[1], last) + pad))
     notes = [f"{len(shown):,} of {len(observed):,} targets"] if len(shown) < len(observed) else []
     notes += ["intervals that leave the picture are cut off"] if _cut(low[shown], high[shown], ends) else []
-    note_below(figure, f"observed {what}", *notes)
+    note_below(figure, f"observed {target_label}", *notes)
     legend_above(figure, handles)
     return figure
 
