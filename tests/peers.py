@@ -150,26 +150,26 @@ class Reference:
     @property
     def has_laplace(self) -> list[tuple[str, str, str]]:
         """The parts, structures and backends of laplace-torch that are there, in alphabetical order."""
-        found = {tuple(key.split("/")[1:4]) for key in self.numbers if key.startswith("laplace/")}
-        return sorted((part, structure, backend) for part, structure, backend in found)
+        actual = {tuple(key.split("/")[1:4]) for key in self.numbers if key.startswith("laplace/")}
+        return sorted((part, structure, backend) for part, structure, backend in actual)
 
     def below(self, key: str) -> dict[str, Tensor]:
         """Return the numbers whose keys begin with `key/`, by the rest of their keys."""
-        found = {k.removeprefix(f"{key}/"): v for k, v in self.numbers.items() if k.startswith(f"{key}/")}
-        if not found:
+        actual = {k.removeprefix(f"{key}/"): v for k, v in self.numbers.items() if k.startswith(f"{key}/")}
+        if not actual:
             raise KeyError(f"the reference of {self.name}/{self.likelihood} has nothing below {key!r}.")
-        return found
+        return actual
 
     def kfac(self, fisher: str, approx: str, bias: str) -> dict[str, tuple[Tensor, Tensor]]:
         """Return layer -> (A, B), of curvlinops."""
-        found = self.below(f"kfac/{fisher}/{approx}/{bias}")
-        return {key.removesuffix("/input"): (value, found[key.removesuffix("input") + "gradient"])
-                for key, value in found.items() if key.endswith("/input")}  # fmt: skip
+        actual = self.below(f"kfac/{fisher}/{approx}/{bias}")
+        return {key.removesuffix("/input"): (value, actual[key.removesuffix("input") + "gradient"])
+                for key, value in actual.items() if key.endswith("/input")}  # fmt: skip
 
     def kronecker_blocks(self, part: str, backend: str) -> list[Tensor]:
         """Return the dense block B ⊗ A, or B, of the curvature for each parameter of a `part`, of laplace-torch."""
-        found = self.below(f"laplace/{part}/kron/{backend}")
-        factors = {key: value for key, value in found.items() if key[0].isdigit()}
+        actual = self.below(f"laplace/{part}/kron/{backend}")
+        factors = {key: value for key, value in actual.items() if key[0].isdigit()}
         count = 1 + max(int(key.split("/")[0]) for key in factors)
         return [
             torch.kron(factors[f"{i}/0"], factors[f"{i}/1"]) if f"{i}/1" in factors else factors[f"{i}/0"]

@@ -42,25 +42,25 @@ def propagated() -> tb.Propagated:
 @pytest.mark.parametrize("score", ["bald", "batchbald", "epig", "entropy", "margin"])
 def test_the_order_of_the_pool_plays_no_part(score: str):
     shuffled = torch.randperm(60, generator=torch.Generator().manual_seed(0))
-    found, other = (acquire(ensemble(), pool, 5, score=score, seed=3) for pool in (POOL, POOL[shuffled]))
-    assert torch.equal(shuffled[other.indices], found.indices)
-    assert torch.equal(other.scores, found.scores[shuffled])
-    assert found.gain == other.gain
+    actual, other = (acquire(ensemble(), pool, 5, score=score, seed=3) for pool in (POOL, POOL[shuffled]))
+    assert torch.equal(shuffled[other.indices], actual.indices)
+    assert torch.equal(other.scores, actual.scores[shuffled])
+    assert actual.gain == other.gain
     loader = DataLoader(TensorDataset(POOL, torch.zeros(60)), batch_size=7, shuffle=True)
-    assert torch.equal(acquire(ensemble(), loader, 5, score=score, seed=3).indices, found.indices)
-    assert torch.equal(acquire(ensemble(), loader.dataset, 5, score=score, seed=3).indices, found.indices)
+    assert torch.equal(acquire(ensemble(), loader, 5, score=score, seed=3).indices, actual.indices)
+    assert torch.equal(acquire(ensemble(), loader.dataset, 5, score=score, seed=3).indices, actual.indices)
     small = acquire(ensemble(), POOL.numpy(), 5, score=score, seed=3, chunk_size=3)
-    assert torch.equal(small.indices, found.indices)
+    assert torch.equal(small.indices, actual.indices)
 
 
 def test_scores_are_those_of_the_predictive():
     predictive = tb.predict(ensemble(), POOL)
-    found = acquire(ensemble(), POOL, 4)
-    assert_close(found.scores, predictive.mutual_information * 6 / 5)
-    assert found.indices.tolist() == predictive.mutual_information.argsort(descending=True)[:4].tolist()
+    actual = acquire(ensemble(), POOL, 4)
+    assert_close(actual.scores, predictive.mutual_information * 6 / 5)
+    assert actual.indices.tolist() == predictive.mutual_information.argsort(descending=True)[:4].tolist()
     assert_close(acquire(ensemble(), POOL, score="entropy").scores, predictive.entropy)
     by_hand = acquire(ensemble(), POOL, 4, score=lambda each: each.mutual_information)
-    assert torch.equal(by_hand.indices, found.indices)
+    assert torch.equal(by_hand.indices, actual.indices)
     assert by_hand.score == "<lambda>"
     assert by_hand.gain is None
 
@@ -68,11 +68,11 @@ def test_scores_are_those_of_the_predictive():
 def test_no_batch_has_two_equal_rows():
     twice = torch.cat([POOL, POOL])
     for score in ("bald", "batchbald"):
-        once, found = acquire(ensemble(), POOL, 6, score=score), acquire(ensemble(), twice, 6, score=score)
-        assert torch.equal(found.indices, once.indices)
-        assert torch.equal(found.scores, once.scores.repeat(2))
-        assert found.duplicates == 60
-    assert "duplicates=60" in repr(found)
+        once, actual = acquire(ensemble(), POOL, 6, score=score), acquire(ensemble(), twice, 6, score=score)
+        assert torch.equal(actual.indices, once.indices)
+        assert torch.equal(actual.scores, once.scores.repeat(2))
+        assert actual.duplicates == 60
+    assert "duplicates=60" in repr(actual)
     with pytest.raises(ValueError, match="rows of the pool, 120, of which 60 are different; got 61"):
         acquire(ensemble(), twice, 61)
 
@@ -81,23 +81,23 @@ def test_equal_scores_are_ordered_by_the_seed():
     def score(each: tb.Predictive) -> torch.Tensor:
         return torch.zeros(each.outputs_SBK.shape[1])
 
-    found = [acquire(ensemble(), POOL, 5, score=score, seed=seed).indices.tolist() for seed in (0, 0, 1)]
-    assert found[0] == found[1] != found[2]
-    assert found[0] != [0, 1, 2, 3, 4]
+    actual = [acquire(ensemble(), POOL, 5, score=score, seed=seed).indices.tolist() for seed in (0, 0, 1)]
+    assert actual[0] == actual[1] != actual[2]
+    assert actual[0] != [0, 1, 2, 3, 4]
 
 
 def test_a_linear_model_has_its_closed_form():
     posterior = gaussian()
     covariance = posterior.covariance.dense()[0]
     variance_N = torch.einsum("nd,de,ne->n", POOL, covariance, POOL)
-    found = acquire(posterior, POOL, 5, draws=20_000)
-    assert_close(found.scores, 0.5 * torch.log1p(variance_N / 0.16), rtol=0.03)
+    actual = acquire(posterior, POOL, 5, draws=20_000)
+    assert_close(actual.scores, 0.5 * torch.log1p(variance_N / 0.16), rtol=0.03)
     batch = acquire(posterior, POOL, 3, score="batchbald", draws=20_000)
     rows = POOL[batch.indices]
     exact = 0.5 * torch.logdet(torch.eye(3).double() + rows @ covariance @ rows.T / 0.16)
     assert_close(batch.gain, exact, rtol=0.03)
     assert batch.gain is not None
-    assert batch.gain <= float(found.scores[batch.indices].sum())
+    assert batch.gain <= float(actual.scores[batch.indices].sum())
 
 
 def test_laplace_draws_functions_of_the_linearised_network():
@@ -105,9 +105,9 @@ def test_laplace_draws_functions_of_the_linearised_network():
     method = tb.Laplace(structure="dense", prior="model", check_mode=False)
     posterior = tb.fit(model, (POOL[:20], POOL[:20, :1]), method, start=start, callbacks=())
     exact = tb.Linearised(posterior).functions(POOL).covariance_MBKK.flatten()
-    found = acquire(posterior, POOL, 3, draws=3000)
-    assert found.draws == 3000
-    assert_close(found.scores, 0.5 * torch.log1p(exact / 0.16), rtol=0.08)
+    actual = acquire(posterior, POOL, 3, draws=3000)
+    assert actual.draws == 3000
+    assert_close(actual.scores, 0.5 * torch.log1p(exact / 0.16), rtol=0.08)
     assert acquire(posterior, POOL, 3).draws == 100
     closed = acquire(tb.Linearised(posterior), POOL, 3)
     assert_close(closed.scores, 0.5 * torch.log1p(exact / 0.16))
@@ -182,9 +182,9 @@ def test_rows_that_are_not_finite_are_named():
 def test_few_draws_say_that_they_cannot_tell_rows_apart():
     sharp = tb.Point(ensemble().model, 20 * normal(6, 15, seed=1))
     with pytest.warns(UserWarning, match=r"near log S = 1\.79, the most that 6 draws can tell"):
-        found = acquire(sharp, POOL, 10, score="batchbald")
-    assert len({*found.indices.tolist()}) == 10
-    assert found.problems
+        actual = acquire(sharp, POOL, 10, score="batchbald")
+    assert len({*actual.indices.tolist()}) == 10
+    assert actual.problems
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         acquire(sharp, POOL, 10)
@@ -199,9 +199,9 @@ def test_estimators_take_rows_as_they_are():
     target = np.where(frame["a"] + (frame["b"] == "x") > 0.3, "yes", "no")
     method = tb.MAP(members=4, epochs=20)
     estimator = BayesianClassifier(network="mlp", method=method, random_state=0).fit(frame[:40], target[:40])
-    found = acquire(estimator, frame[40:], 5, score="epig", target_inputs=frame[:10])
+    actual = acquire(estimator, frame[40:], 5, score="epig", target_inputs=frame[:10])
     by_hand = acquire(
         *estimator.posterior_at(frame[40:]), 5, score="epig", target_inputs=estimator.posterior_at(frame[:10])[1]
     )
-    assert torch.equal(found.indices, by_hand.indices)
-    assert len(found.scores) == 40
+    assert torch.equal(actual.indices, by_hand.indices)
+    assert len(actual.scores) == 40

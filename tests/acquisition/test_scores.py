@@ -139,15 +139,15 @@ def joint_fast(probs_SBC: Tensor) -> float:
 
 
 def test_drawn_labels_agree_with_all_labels(monkeypatch: pytest.MonkeyPatch):
-    probs_SBC, found = probs(10, 6, 3, scale=4.0), []
+    probs_SBC, actual = probs(10, 6, 3, scale=4.0), []
     monkeypatch.setattr(classes, "_ALL", 1)
     for seed in range(20):
         state = class_rows(probs_SBC).batch(seed=seed)
         for row in range(6):
             state.add(class_rows(probs_SBC[:, row : row + 1]))
-        found.append(state.information)
-    expected, error = joint_information(probs_SBC), np.std(found, ddof=1) / math.sqrt(len(found))
-    assert abs(np.mean(found) - expected) < 4 * error < 0.02 * expected
+        actual.append(state.information)
+    expected, error = joint_information(probs_SBC), np.std(actual, ddof=1) / math.sqrt(len(actual))
+    assert abs(np.mean(actual) - expected) < 4 * error < 0.02 * expected
 
 
 def test_a_batch_never_tells_more_than_which_draw_it_is():
@@ -213,11 +213,11 @@ def test_squared_covariances_are_unbiased():
     source = torch.Generator().manual_seed(0)
     root = torch.tensor([[1.0, 0.0], [0.6, 0.9]], dtype=torch.float64)
     drawn_SBK = torch.randn(6, 40_000, 2, dtype=torch.float64, generator=source) @ root.T
-    found = torch.stack([
+    actual = torch.stack([
         numbers.squared_covariances(number_rows(drawn_SBK[:, k : k + 1, :1]), number_rows(drawn_SBK[:, k : k + 1, 1:]))
         for k in range(4000)
     ])
-    assert abs(float(found.mean()) - 0.36) < 4 * float(found.std()) / math.sqrt(len(found))
+    assert abs(float(actual.mean()) - 0.36) < 4 * float(actual.std()) / math.sqrt(len(actual))
 
 
 def test_variance_is_what_a_label_takes_away():
@@ -260,5 +260,5 @@ def test_variance_is_what_a_label_takes_away():
 def test_an_unrelated_row_has_no_score():
     rows, aims = number_rows(normal(10, 500, 1)), number_rows(normal(10, 300, 1, seed=1))
     plain = float(((rows.apart_SBK.transpose(0, 1).squeeze(-1) @ aims.apart_SBK.squeeze(-1)) ** 2).mean())
-    found = float(numbers.squared_covariances(rows, aims).mean())
-    assert abs(found) < 0.1 * plain
+    actual = float(numbers.squared_covariances(rows, aims).mean())
+    assert abs(actual) < 0.1 * plain

@@ -97,8 +97,8 @@ def test_classes_that_are_hardly_chosen_and_repeated_rows_are_told():
     assert len({*chosen}) == 30  # none twice, and none that repeats one that was known
     from torchbayes.acquisition.study import _imbalances
 
-    found = [*_imbalances({"bald": (28, 2), "random": (30, 0), "pool": (50, 50)})]
-    assert found == ["bald hardly chose class 1: 2 rows of class 1, where its share of the pool is 15"]
+    actual = [*_imbalances({"bald": (28, 2), "random": (30, 0), "pool": (50, 50)})]
+    assert actual == ["bald hardly chose class 1: 2 rows of class 1, where its share of the pool is 15"]
     assert not [*_imbalances({"bald": (26, 4), "pool": (50, 50)})]
 
 

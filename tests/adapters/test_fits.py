@@ -80,9 +80,9 @@ def test_laplace_is_that_of_the_network_by_autograd(kind: str):
     exact, start = ggn(model, model.unpack(asked).inputs, 4), model.given_weights()
     for structure, part in {"dense": exact, "diagonal": exact.diagonal()}.items():
         method = tb.Laplace(structure=structure, check_mode=False, prior="model")  # type: ignore[arg-type]
-        found = precision(tb.fit(model, asked, method, start=start))
-        found = found if structure == "dense" else found.diagonal()
-        assert_close(found, part + (torch.eye(len(exact)) if structure == "dense" else 1), rtol=rtol, atol=atol)
+        actual = precision(tb.fit(model, asked, method, start=start))
+        actual = actual if structure == "dense" else actual.diagonal()
+        assert_close(actual, part + (torch.eye(len(exact)) if structure == "dense" else 1), rtol=rtol, atol=atol)
 
 
 def test_kronecker_factors_of_the_cut_output_layer_are_those_of_its_inputs():
@@ -91,10 +91,10 @@ def test_kronecker_factors_of_the_cut_output_layer_are_those_of_its_inputs():
     asked = {name: tensor[:1] for name, tensor in rows().items()}
     exact, start = ggn(model, model.unpack(asked).inputs, 4), model.given_weights()
     method = tb.Laplace(structure="kronecker", check_mode=False, prior="model")
-    found = precision(tb.fit(model, asked, method, start=start))
+    actual = precision(tb.fit(model, asked, method, start=start))
     where = model.layout.slices["network.base_model.model.lm_head.lora_B.default.weight"]
     assert where.stop - where.start == 4 * 2
-    assert_close(found[where, where], exact[where, where] + torch.eye(8), rtol=1e-7, atol=1e-9)
+    assert_close(actual[where, where], exact[where, where] + torch.eye(8), rtol=1e-7, atol=1e-9)
 
 
 def test_an_adapter_learns_the_answers():
@@ -137,8 +137,8 @@ def test_fresh_members_of_a_cut_output_layer_that_is_trained_have_its_rows(tied:
     posterior = tb.fit(model, asked, tb.MAP(members=2, epochs=1, batch_size=4))
     assert tb.predict(posterior, inputs_of(asked)).probs.shape == (8, 4)
     weights_D = posterior.weights_MD[0]
-    found = whole_logits(load_draw(saved, model, weights_D), asked, ANSWERS)
-    assert_close(found, model.network(weights_D, inputs_of(asked)), rtol=1e-4, atol=1e-6)
+    actual = whole_logits(load_draw(saved, model, weights_D), asked, ANSWERS)
+    assert_close(actual, model.network(weights_D, inputs_of(asked)), rtol=1e-4, atol=1e-6)
 
 
 def test_what_is_not_random_is_in_the_memory_of_the_base():

@@ -83,10 +83,10 @@ def test_every_number_is_that_of_whole_passes(
     monkeypatch.setattr(decoding, "_AT_ONCE", 2 * 3 * 3 * WORDS)  # logits of two places
     given = score(posterior, network, rows, answers=known, average=average)
     for name in ("log_prob", "entropy", "expected_entropy", "mutual_information"):
-        found, expected = getattr(given, name), getattr(made, name)
-        assert_close(found[[0, 2]], expected[[0, 2]], rtol=10 * rtol, atol=rtol / 10)
-        assert_close(found[1, :3], expected[1, :3], rtol=10 * rtol, atol=rtol / 10)
-        assert not found[1, 3:].any()
+        actual, expected = getattr(given, name), getattr(made, name)
+        assert_close(actual[[0, 2]], expected[[0, 2]], rtol=10 * rtol, atol=rtol / 10)
+        assert_close(actual[1, :3], expected[1, :3], rtol=10 * rtol, atol=rtol / 10)
+        assert not actual[1, 3:].any()
     assert given.answers.length.tolist() == [LONG, 3, LONG]
 
 
@@ -121,8 +121,8 @@ def test_probabilities_of_all_answers_and_their_uncertainty():
     assert bool(((shares - exact_A).abs() < 4 * (exact_A * (1 - exact_A) / count).sqrt()).all())
     total = -(exact_A * exact_A.log()).sum()
     expected = -(each_SA.exp() * each_SA).sum(1).mean()
-    for found, value in zip(made.answers[1:4], (total, expected, total - expected), strict=True):
-        assert abs(float(found.mean() - value)) < 4 * float(found.std()) / count**0.5
+    for actual, value in zip(made.answers[1:4], (total, expected, total - expected), strict=True):
+        assert abs(float(actual.mean() - value)) < 4 * float(actual.std()) / count**0.5
 
 
 def test_the_first_token_is_that_of_predict():
@@ -130,11 +130,11 @@ def test_the_first_token_is_that_of_predict():
     posterior, rows = posterior_of(network), prompts([4, 4])
     functions = posterior.functions(3)
     made = generate(functions, network, rows["input_ids"], max_new_tokens=1)
-    found = tb.predict(functions, {"input_ids": rows["input_ids"]})
-    assert torch.equal(made.tokens[:, 0], found.probs[:, -1].argmax(-1))
-    assert_close(made.log_prob[:, 0], found.probs[:, -1].amax(-1).log(), rtol=1e-5)
+    actual = tb.predict(functions, {"input_ids": rows["input_ids"]})
+    assert torch.equal(made.tokens[:, 0], actual.probs[:, -1].argmax(-1))
+    assert_close(made.log_prob[:, 0], actual.probs[:, -1].amax(-1).log(), rtol=1e-5)
     for name in ("entropy", "expected_entropy", "mutual_information"):
-        assert_close(getattr(made, name)[:, 0], getattr(found, name)[:, -1], rtol=1e-4)
+        assert_close(getattr(made, name)[:, 0], getattr(actual, name)[:, -1], rtol=1e-4)
 
 
 def test_one_draw_is_what_transformers_generates():

@@ -52,9 +52,9 @@ class Sizes(TorchDispatchMode):
 def test_logits_are_those_of_the_whole_network(adapter: str, kind: str, tied: bool, side: str):
     network = NETWORKS[adapter](kind, tied=tied).double()
     rows = prompts(LENGTHS, side=side)
-    found = LastToken(network, ANSWERS)(**rows)
-    assert found.dtype == torch.float64
-    assert_close(found, whole_logits(network, rows, ANSWERS), rtol=1e-9)
+    actual = LastToken(network, ANSWERS)(**rows)
+    assert actual.dtype == torch.float64
+    assert_close(actual, whole_logits(network, rows, ANSWERS), rtol=1e-9)
 
 
 def test_an_output_layer_with_a_bias():
@@ -90,9 +90,9 @@ def test_no_logits_of_all_tokens_are_ever_made(adapter: str, kind: str):
 def test_low_precision_gives_logits_in_float32():
     network = base("qwen3").bfloat16()
     rows = prompts([6, 6])
-    found = LastToken(network, ANSWERS)(**rows)
-    assert found.dtype == torch.float32
-    assert_close(found, whole_logits(network, rows, ANSWERS).float(), rtol=0.05, atol=0.01)
+    actual = LastToken(network, ANSWERS)(**rows)
+    assert actual.dtype == torch.float32
+    assert_close(actual, whole_logits(network, rows, ANSWERS).float(), rtol=0.05, atol=0.01)
 
 
 def test_the_body_runs_once_and_the_network_stays_as_it_is():
@@ -126,9 +126,9 @@ def test_trained_embeddings_stay_tied_to_the_output_layer(kind: str):
     cut = LastToken(network, ANSWERS)
     cut(**rows).square().sum().backward()
     weight = network.get_input_embeddings().weight
-    found, weight.grad = weight.grad.clone(), None
+    actual, weight.grad = weight.grad.clone(), None
     network(**rows).logits[:, -1, ANSWERS].square().sum().backward()
-    assert_close(found, weight.grad, rtol=1e-9)
+    assert_close(actual, weight.grad, rtol=1e-9)
 
 
 def test_answers_that_a_row_cannot_choose_have_no_probability():

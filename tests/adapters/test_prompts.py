@@ -54,10 +54,10 @@ def test_logits_do_not_depend_on_the_padding():
     network = LastToken(base("gpt2").double(), answer_tokens(tokenizer(), 3))
     with_padding, without = (encode([TWO, THREE], tokenizer(padding=known), template=plain) for known in (True, False))
     assert not torch.equal(with_padding["input_ids"], without["input_ids"])
-    found = [network(**{k: v for k, v in rows.items() if k != "labels"}) for rows in (with_padding, without)]
+    actual = [network(**{k: v for k, v in rows.items() if k != "labels"}) for rows in (with_padding, without)]
     alone = encode([THREE], tokenizer(), template=plain)
-    assert_close(found[0][1], network(alone["input_ids"])[0], rtol=1e-9)
-    assert_close(found[0].softmax(-1), found[1].softmax(-1), rtol=1e-9)
+    assert_close(actual[0][1], network(alone["input_ids"])[0], rtol=1e-9)
+    assert_close(actual[0].softmax(-1), actual[1].softmax(-1), rtol=1e-9)
 
 
 def test_answers_are_the_tokens_of_letters():

@@ -30,17 +30,17 @@ def test_every_way_to_write_the_same_question(tmp_path: Path):
         "",
         {"question": "what", "choices": choices, "answer": "blue", "label": 1},
     ]
-    found = read_questions(written(tmp_path / "questions.jsonl", *lines, "\n"))
-    assert [question.line for question in found] == [1, 2, 3, 4, 6]
-    assert {(question.text, question.choices, question.answer) for question in found} == {
+    actual = read_questions(written(tmp_path / "questions.jsonl", *lines, "\n"))
+    assert [question.line for question in actual] == [1, 2, 3, 4, 6]
+    assert {(question.text, question.choices, question.answer) for question in actual} == {
         ("what", ("red", "blue", "green"), 1)
     }
 
 
 def test_questions_to_predict_have_no_answer(tmp_path: Path):
     without = {key: value for key, value in RIGHT.items() if key != "answer"}
-    found = read_questions(written(tmp_path / "questions.jsonl", without, {**without, "answer": None}))
-    assert [question.answer for question in found] == [None, None]
+    actual = read_questions(written(tmp_path / "questions.jsonl", without, {**without, "answer": None}))
+    assert [question.answer for question in actual] == [None, None]
 
 
 def test_a_text_may_hold_any_sign(tmp_path: Path):

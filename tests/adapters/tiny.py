@@ -58,11 +58,11 @@ def prompts(lengths: list[int], *, side: str = "left", length: int | None = None
 @torch.no_grad()
 def whole_logits(network: nn.Module, rows: dict[str, Tensor], answers: list[int]) -> Tensor:
     """Logits of the answers from the whole network, one prompt after the other, without padding."""
-    found = []
+    actual = []
     for tokens, real in zip(rows["input_ids"], rows["attention_mask"], strict=True):
         logits = network(input_ids=tokens[real.bool()].unsqueeze(0)).logits
-        found.append(logits[0, -1, answers])
-    return torch.stack(found)
+        actual.append(logits[0, -1, answers])
+    return torch.stack(actual)
 
 
 def tokenizer(*, padding: bool = True, letters: str = "ABCD", **settings: Any) -> Any:

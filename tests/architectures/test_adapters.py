@@ -110,9 +110,9 @@ def test_factors_of_low_rank_approach_the_whole_ones(name: str, monkeypatch: pyt
     )
     blocks: Any = [each.curvature.blocks for each in (whole, one, two)]  # type: ignore[attr-defined]
     assert any(len(block.eigenvalues_MGOI[0].flatten()) < block.size for block in blocks[1])
-    for found in (one, two):
-        assert_close(found.curvature.trace(), whole.curvature.trace(), rtol=1e-9)  # type: ignore[attr-defined]
-    errors = [float((found.curvature.dense() - whole.curvature.dense()).norm()) for found in (one, two)]  # type: ignore[attr-defined]
+    for actual in (one, two):
+        assert_close(actual.curvature.trace(), whole.curvature.trace(), rtol=1e-9)  # type: ignore[attr-defined]
+    errors = [float((actual.curvature.dense() - whole.curvature.dense()).norm()) for actual in (one, two)]  # type: ignore[attr-defined]
     assert errors[1] < errors[0] < float(whole.curvature.dense().norm())  # type: ignore[attr-defined]
     loaded = tb.load(two.save(tmp_path / "posterior.safetensors"), model)
     inputs = {key: value for key, value in rows(name).items() if key != "labels"}
@@ -124,10 +124,10 @@ def test_an_adapter_before_training_keeps_the_prior_of_one_factor():
     torch.manual_seed(4)
     module = peft.get_peft_model(network("bert"), peft.LoraConfig(r=2, target_modules=TARGETS["bert"]))
     model = tb.Model(module.double(), tb.likelihoods.Categorical(), random="*lora*")
-    found: Any = tb.fit(
+    actual: Any = tb.fit(
         model, rows("bert"), tb.Laplace(rank=1, check_mode=False, prior="model"), start=model.given_weights()
     )
-    least = {n: float(v.min()) for n, v in model.layout.split(found.gaussian.covariance.diagonal()[0]).items()}
+    least = {n: float(v.min()) for n, v in model.layout.split(actual.gaussian.covariance.diagonal()[0]).items()}
     assert min(v for n, v in least.items() if "lora_A" in n) > 1 - 1e-14
     assert min(v for n, v in least.items() if "lora_B" in n) < 1 - 1e-9
-    assert torch.isfinite(found.log_evidence()).all()
+    assert torch.isfinite(actual.log_evidence()).all()

@@ -120,8 +120,8 @@ def probs(make: Any, reentrant: bool | None, method: Any, *, random: str = "*", 
 
 def differences(make: Any, reentrant: bool, method: Any, **options: Any) -> None:
     """Check that a fit to a network that recomputes activations is the fit to one that does not."""
-    found, oracle = (probs(make, each, method, **options) for each in (reentrant, None))
-    assert_close(found, oracle, rtol=1e-9)
+    actual, oracle = (probs(make, each, method, **options) for each in (reentrant, None))
+    assert_close(actual, oracle, rtol=1e-9)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -78,8 +78,8 @@ def task(name: str) -> tuple[tb.Model, dict[str, Any]]:
         labels = classes(6, 3, seed=2)  # of the first nodes; the others have none
         rows = {"nodes": torch.arange(6), "x": normal(NODES, 3), "edge_index": edges(NODES, 3), "labels": labels}
         return tb.Model(NodeClassifier().double(), likelihood, shared=["x", "edge_index"]), rows
-    found = graphs()
-    rows = {"rows": torch.arange(GRAPHS), "graphs": found, "labels": torch.cat([g.y for g in found])}
+    actual = graphs()
+    rows = {"rows": torch.arange(GRAPHS), "graphs": actual, "labels": torch.cat([g.y for g in actual])}
     return tb.Model(GraphClassifier().double(), likelihood, shared="graphs"), rows
 
 
@@ -115,8 +115,8 @@ def test_batches_of_a_loader_through_the_hook():
     for method in (tb.MAP(epochs=3, batch_size=3), tb.Laplace(structure="dense", check_mode=False, prior="model")):
         start = model.given_weights()
         ours, theirs = tb.fit(model, loader, method, start=start), tb.fit(whole, rows, method, start=start)
-        found, expected = tb.evaluate(ours, loader).metrics, tb.evaluate(theirs, rows).metrics
-        assert found.keys() == expected.keys()
+        actual, expected = tb.evaluate(ours, loader).metrics, tb.evaluate(theirs, rows).metrics
+        assert actual.keys() == expected.keys()
     assert_close(precision(ours), precision(theirs), rtol=1e-8, atol=1e-10)
     members = tb.fit(model, list(loader), tb.MAP(members=2, epochs=2))
     assert tb.predict(members, DataLoader(graphs(), batch_size=4)).probs.shape == (GRAPHS, 2)

@@ -73,8 +73,8 @@ def test_four_bits_give_the_gradient_of_the_numbers_they_stand_for(folder: Path)
     few, exact = model_of(adapted(folder, 4)), model_of(dense(adapted(folder, 4)))
     weights_MD = moved(exact).unsqueeze(0)
     values = [tb.LogDensity(model, 12, model.unpack(ROWS), plan="loop")(weights_MD) for model in (exact, few)]
-    for found, true in zip(values[1], values[0], strict=True):
-        torch.testing.assert_close(found, true, rtol=1e-4, atol=1e-4)
+    for actual, true in zip(values[1], values[0], strict=True):
+        torch.testing.assert_close(actual, true, rtol=1e-4, atol=1e-4)
     assert values[0].gradient.abs().min(dim=1).values > 0  # those of the first layer too
     probs = [
         tb.predict(tb.fit(m, ROWS, tb.HMC(chains=1, steps=3, burn_in=1), seed=1), ROWS[0]).probs for m in (exact, few)

@@ -48,8 +48,8 @@ def pair() -> tuple[tb.Model, tb.Model]:
 )
 def test_packed_layers_predict_what_their_numbers_do(method: Any, tmp_path: Path) -> None:
     packed, plain = pair()
-    found, expected = (tb.fit(model, ROWS, method, seed=1, callbacks=()) for model in (packed, plain))
-    probs, exact = (tb.predict(each, ROWS[0], draws=4).probs for each in (found, expected))
+    actual, expected = (tb.fit(model, ROWS, method, seed=1, callbacks=()) for model in (packed, plain))
+    probs, exact = (tb.predict(each, ROWS[0], draws=4).probs for each in (actual, expected))
     torch.testing.assert_close(probs, exact, atol=1e-5, rtol=1e-5)
-    again = tb.load(found.save(tmp_path / "posterior.safetensors"), packed)
-    assert torch.equal(again.sample(2, seed=2), found.sample(2, seed=2))
+    again = tb.load(actual.save(tmp_path / "posterior.safetensors"), packed)
+    assert torch.equal(again.sample(2, seed=2), actual.sample(2, seed=2))

@@ -124,13 +124,13 @@ def test_a_head_of_which_one_place_is_taken_is_no_last_layer(name: str):
 def test_laplace_of_the_last_layer(name: str, structure: Any):
     model, rows = model_of(name, HEADS[name], double=True), rows_of(name)
     method = tb.Laplace(structure=structure, check_mode=False, prior="model")
-    found = precision(tb.fit(model, rows, method, start=model.given_weights()))
+    actual = precision(tb.fit(model, rows, method, start=model.given_weights()))
     inputs = model.unpack(rows).inputs
     exact = ggn(model, inputs, CLASSES)
     if structure == "dense":
-        assert_close(found, exact + torch.eye(len(exact)), rtol=1e-8, atol=1e-8)
+        assert_close(actual, exact + torch.eye(len(exact)), rtol=1e-8, atol=1e-8)
     else:
-        assert_close(found.diagonal(), exact.diagonal() + 1, rtol=1e-8)
+        assert_close(actual.diagonal(), exact.diagonal() + 1, rtol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_texts_padded_batch_by_batch_are_as_those_padded_at_once(name: str, meth
     model = tb.Model(net, tb.likelihoods.Categorical())
 
     def to_six(batch: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        found = padded(batch)
-        ends = (0, 6 - found["input_ids"].shape[1])
-        return {**found, **{key: F.pad(found[key], ends) for key in ("input_ids", "attention_mask")}}
+        actual = padded(batch)
+        ends = (0, 6 - actual["input_ids"].shape[1])
+        return {**actual, **{key: F.pad(actual[key], ends) for key in ("input_ids", "attention_mask")}}
 
     loaders = [
         DataLoader(examples(name), batch_size=3, shuffle=True, collate_fn=collate)  # type: ignore[arg-type]
@@ -160,8 +160,8 @@ def test_texts_padded_batch_by_batch_are_as_those_padded_at_once(name: str, meth
     ours, theirs = (tb.fit(model, rows, METHODS[method], start=start_of(model, method)) for rows in loaders)
     for tensor, expected in zip(ours.tensors().values(), theirs.tensors().values(), strict=True):
         torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=1e-8)
-    found, expected = (tb.evaluate(ours, rows).metrics["nll"] for rows in loaders)
-    assert_close(found, expected, rtol=1e-8)
+    actual, expected = (tb.evaluate(ours, rows).metrics["nll"] for rows in loaders)
+    assert_close(actual, expected, rtol=1e-8)
 
 
 @pytest.mark.parametrize("layer", ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"])
@@ -187,15 +187,15 @@ def test_kronecker_factors_of_gpt2_are_those_of_the_network_with_linear_layers()
             plain = nn.Linear(*weight.shape, dtype=torch.float64)
             plain.load_state_dict({"weight": weight.detach().T, "bias": part.state_dict()["bias"]})
             theirs.set_submodule(name, plain)
-    found = []
+    actual = []
     for net in (ours, theirs):
         model = tb.Model(net, tb.likelihoods.Categorical(), random="transformer.h.*")
         posterior = tb.fit(model, rows, tb.Laplace(check_mode=False, prior="model"), start=model.given_weights())
         assert isinstance(posterior, tb.LaplacePosterior)
         inputs = {key: rows[key] for key in ("input_ids", "attention_mask")}
-        found.append((posterior.log_evidence(), tb.Linearised(posterior).functions(inputs).covariance_MBKK))
-    assert_close(found[0][0], found[1][0], rtol=1e-10)
-    assert_close(found[0][1], found[1][1], rtol=1e-9)
+        actual.append((posterior.log_evidence(), tb.Linearised(posterior).functions(inputs).covariance_MBKK))
+    assert_close(actual[0][0], actual[1][0], rtol=1e-10)
+    assert_close(actual[0][1], actual[1][1], rtol=1e-9)
 
 
 def causal(random: str = "*") -> tuple[tb.Model, dict[str, Tensor]]:

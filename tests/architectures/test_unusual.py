@@ -56,11 +56,11 @@ def test_curvature_of_a_network_that_differentiates():
     jacobian = torch.as_tensor(torch.autograd.functional.jacobian(lambda w: by_hand(model, w, x), start)).flatten(0, 1)
     exact = jacobian.T @ jacobian / 0.09 + torch.eye(len(start))
     for structure in ("dense", "kronecker"):  # no layer has a form of its own, so that one block has all weights
-        found: Any = tb.fit(
+        actual: Any = tb.fit(
             model, (x, y), tb.Laplace(structure=structure, check_mode=False, prior="model"), start=start
         )
-        assert_close(precision(found), exact, rtol=1e-8, atol=1e-8)
-        variance = tb.Linearised(found).functions(x, diagonal=True).covariance_MBKK[0].flatten()
+        assert_close(precision(actual), exact, rtol=1e-8, atol=1e-8)
+        variance = tb.Linearised(actual).functions(x, diagonal=True).covariance_MBKK[0].flatten()
         assert_close(variance, (jacobian @ torch.linalg.inv(exact) * jacobian).sum(1), rtol=1e-7)
     diagonal: Any = tb.fit(
         model, (x, y), tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=start
@@ -78,8 +78,8 @@ def test_curvature_of_a_network_that_differentiates():
 def test_a_network_that_differentiates_by_every_method(method: str):
     model, rows = informed()
     posterior = tb.fit(model, rows, METHODS[method])
-    found = tb.predict(posterior, rows[0])
-    expected = -found.log_prob(rows[1]).mean()
+    actual = tb.predict(posterior, rows[0])
+    expected = -actual.log_prob(rows[1]).mean()
     assert_close(tb.evaluate(posterior, rows).metrics["nll"], expected)
 
 
@@ -131,8 +131,8 @@ def test_laplace_of_packed_sequences_is_that_of_autograd():
     model, rows = packed()
     exact = ggn(model, {"x": rows["x"], "lengths": rows["lengths"]}, 3)
     method = tb.Laplace(structure="dense", check_mode=False, prior="model")
-    found = tb.fit(model, rows, method, start=model.given_weights())
-    assert_close(precision(found), exact + torch.eye(len(exact)), rtol=1e-8, atol=1e-8)
+    actual = tb.fit(model, rows, method, start=model.given_weights())
+    assert_close(precision(actual), exact + torch.eye(len(exact)), rtol=1e-8, atol=1e-8)
 
 
 class Direction:

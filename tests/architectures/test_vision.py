@@ -123,11 +123,11 @@ def test_last_layer_laplace(structure: str, tmp_path: Path):
     model = tb.Model(network(0.2), tb.likelihoods.Categorical(), random="head.*")
     start, inputs = model.given_weights(), rows()["x"]
     check(model, "kronecker", rows(), tmp_path)
-    found: Any = tb.fit(model, rows(), tb.Laplace(structure=structure, check_mode=False, prior="model"), start=start)
+    actual: Any = tb.fit(model, rows(), tb.Laplace(structure=structure, check_mode=False, prior="model"), start=start)
     if structure == "dense":
         exact = ggn(model, inputs, CLASSES)
-        assert_close(precision(found), exact + torch.eye(len(exact)), rtol=1e-8, atol=1e-8)
-    assert_close(tb.predict(tb.Linearised(found, "probit"), inputs).probs.sum(-1), torch.ones(8), rtol=1e-6)
+        assert_close(precision(actual), exact + torch.eye(len(exact)), rtol=1e-8, atol=1e-8)
+    assert_close(tb.predict(tb.Linearised(actual, "probit"), inputs).probs.sum(-1), torch.ones(8), rtol=1e-6)
 
 
 def test_laplace_is_that_of_the_network_by_autograd():

@@ -25,15 +25,15 @@ def linear(size: int = 3, **settings: Any) -> tuple[tb.Model, tuple[Tensor, Tens
 
 def test_the_posterior_itself_has_equal_ratios_which_are_the_log_evidence() -> None:
     model, (x, y), mean, precision = linear()
-    found = tb.diagnose(tb.Gaussian(model, mean[None], Dense.of_precision(precision[None])), x, y)
+    actual = tb.diagnose(tb.Gaussian(model, mean[None], Dense.of_precision(precision[None])), x, y)
     marginal = x @ x.T + 0.25 * torch.eye(30, dtype=torch.float64)
     zero = torch.zeros(30, dtype=torch.float64)
     evidence = torch.distributions.MultivariateNormal(zero, marginal).log_prob(y[:, 0])
-    assert isinstance(found, tb.Approximation)
-    assert_close(found.log_ratios_S, evidence.expand(400), rtol=1e-8)
-    assert found.k < 0.5
-    assert found.verdict == "good"
-    assert found.ess == pytest.approx(400, rel=1e-6)
+    assert isinstance(actual, tb.Approximation)
+    assert_close(actual.log_ratios_S, evidence.expand(400), rtol=1e-8)
+    assert actual.k < 0.5
+    assert actual.verdict == "good"
+    assert actual.ess == pytest.approx(400, rel=1e-6)
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(0.5, 0.5), (1 / 3, 2 / 3), (2.0, -1.0)])
@@ -41,22 +41,22 @@ def test_k_is_that_of_normal_laws(factor: float, expected: float) -> None:
     """q of variance c times that of p in one dimension has k = 1 − 1/(1/c), bounded ratios for c > 1."""
     model, (x, y), mean, precision = linear(1)
     narrow = tb.Gaussian(model, mean[None], Diagonal(factor / precision.diagonal()[None]))
-    found = tb.diagnose(narrow, x, y, draws=4000)
-    assert found.draws == 4000
+    actual = tb.diagnose(narrow, x, y, draws=4000)
+    assert actual.draws == 4000
     if expected > 0:
-        assert found.k == pytest.approx(expected, abs=0.2)
+        assert actual.k == pytest.approx(expected, abs=0.2)
     else:
-        assert found.k < 0.2
-    assert found.k < tb.diagnose(tb.Gaussian(model, mean[None] + 3, narrow.covariance), x, y).k
+        assert actual.k < 0.2
+    assert actual.k < tb.diagnose(tb.Gaussian(model, mean[None] + 3, narrow.covariance), x, y).k
 
 
 def test_mean_field_misses_correlations_and_members_are_a_mixture() -> None:
     model, (x, y), mean, precision = linear(20)
     wrong = tb.Gaussian(model, mean[None], Diagonal(0.05 / precision.diagonal()[None]))
-    found = tb.diagnose(wrong, x, y)
-    assert found.k > 0.7
-    assert "not to be trusted" in found.words
-    assert "is to be expected of every approximation" in found.words
+    actual = tb.diagnose(wrong, x, y)
+    assert actual.k > 0.7
+    assert "not to be trusted" in actual.words
+    assert "is to be expected of every approximation" in actual.words
     assert "HMC or NUTS" in tb.diagnose(tb.Gaussian(*_small_and_wrong()[:3]), *_small_and_wrong()[3]).words
     both = tb.Gaussian(model, mean.expand(3, -1), Dense.of_precision(precision.expand(3, -1, -1).clone()))
     several = tb.diagnose(both, x, y, draws=100)
@@ -80,11 +80,11 @@ def test_temperature_laplace_radial_and_learned_noise() -> None:
     assert math.isfinite(tb.diagnose(radial, x, y, chunk_size=7).k)
     learned = tb.Model(nn.Linear(2, 1, bias=False).double(), tb.likelihoods.Gaussian("learned", spread=1.0))
     at = torch.cat([mean, torch.tensor([-0.7], dtype=torch.float64)])[None]
-    found = tb.diagnose(tb.Gaussian(learned, at, Diagonal(torch.full((1, 3), 1e-3).double())), x, y)
+    actual = tb.diagnose(tb.Gaussian(learned, at, Diagonal(torch.full((1, 3), 1e-3).double())), x, y)
     drawn = tb.Gaussian(learned, at, Diagonal(torch.full((1, 3), 1e-3).double()))
     weights = drawn.sample(400)
     direct = torch.stack([learned.log_joint(w, tb.Batch(x, y), 30) for w in weights]) - drawn.log_prob(weights)
-    assert_close(found.log_ratios_S, direct)
+    assert_close(actual.log_ratios_S, direct)
 
 
 def test_refusals_say_what_to_do() -> None:

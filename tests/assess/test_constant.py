@@ -23,12 +23,12 @@ def model(likelihood: Any, outputs: int = 1) -> tb.Model:
 @pytest.mark.parametrize("scale", [1.0, 7.5])
 def test_numbers_have_the_mean_and_deviation_of_the_training_targets(width: int, scale: float) -> None:
     train, test = normal(50, width) * 2 + 1, normal(20, width, seed=1)
-    found = constant(model(tb.likelihoods.Gaussian("learned")), train, test, target_scale=scale)
-    assert found is not None
+    actual = constant(model(tb.likelihoods.Gaussian("learned")), train, test, target_scale=scale)
+    assert actual is not None
     each = distributions.Normal(train.mean(0) * scale, train.std(0, correction=0) * scale)
     expected = -each.log_prob(test * scale).sum(-1).mean()
-    assert found.metrics["nll"] == pytest.approx(float(expected))
-    assert found.metrics["rmse"] == pytest.approx(float((test - train.mean(0)).square().mean().sqrt() * scale))
+    assert actual.metrics["nll"] == pytest.approx(float(expected))
+    assert actual.metrics["rmse"] == pytest.approx(float((test - train.mean(0)).square().mean().sqrt() * scale))
 
 
 @pytest.mark.parametrize("likelihood", [tb.likelihoods.Categorical(), tb.likelihoods.Bernoulli()])
@@ -36,23 +36,23 @@ def test_classes_have_their_shares(likelihood: Any) -> None:
     train, test = torch.tensor([0, 0, 0, 1]), torch.tensor([1, 0, 1])
     if isinstance(likelihood, tb.likelihoods.Bernoulli):
         train, test = train[:, None].double(), test[:, None].double()
-    found = constant(model(likelihood), train, test)
-    assert found is not None
-    assert found.metrics["nll"] == pytest.approx(-(2 * np.log(0.25) + np.log(0.75)) / 3)
-    assert found.metrics["accuracy"] == pytest.approx(1 / 3)
+    actual = constant(model(likelihood), train, test)
+    assert actual is not None
+    assert actual.metrics["nll"] == pytest.approx(-(2 * np.log(0.25) + np.log(0.75)) / 3)
+    assert actual.metrics["accuracy"] == pytest.approx(1 / 3)
 
 
 def test_a_class_that_only_the_test_rows_have_is_not_impossible() -> None:
-    found = constant(model(tb.likelihoods.Categorical(), 3), torch.tensor([0, 1, 1]), torch.tensor([2]))
-    assert found is not None
-    assert found.metrics["nll"] == pytest.approx(-np.log(1 / 4))
+    actual = constant(model(tb.likelihoods.Categorical(), 3), torch.tensor([0, 1, 1]), torch.tensor([2]))
+    assert actual is not None
+    assert actual.metrics["nll"] == pytest.approx(-np.log(1 / 4))
 
 
 def test_counts_have_their_mean_rate() -> None:
     train, test = torch.tensor([1, 2, 6]), torch.tensor([0, 4])
-    found = constant(model(tb.likelihoods.Poisson()), train, test)
-    assert found is not None
-    assert found.metrics["nll"] == pytest.approx(-float(distributions.Poisson(3.0).log_prob(test.double()).mean()))
+    actual = constant(model(tb.likelihoods.Poisson()), train, test)
+    assert actual is not None
+    assert actual.metrics["nll"] == pytest.approx(-float(distributions.Poisson(3.0).log_prob(test.double()).mean()))
 
 
 @pytest.mark.parametrize("targets", [{"a": normal(3)}, normal(3, 2, 2), torch.ones(3, 1)])
@@ -64,8 +64,8 @@ def test_other_targets_have_none(targets: Any) -> None:
 def test_r_squared_is_that_of_scikit_learn(scale: float) -> None:
     predictive = tb.Predictive(normal(3, 40, 1), tb.likelihoods.Gaussian(0.5))
     targets = predictive.mean + 0.3 * normal(40, 1, seed=4)
-    found = tb.evaluate(predictive, targets, target_scale=scale)
-    assert r_squared(found) == pytest.approx(r2_score(targets.numpy(), predictive.mean.numpy()))
+    actual = tb.evaluate(predictive, targets, target_scale=scale)
+    assert r_squared(actual) == pytest.approx(r2_score(targets.numpy(), predictive.mean.numpy()))
     weights = torch.arange(1.0, 41.0, dtype=torch.float64)
     weighted = tb.evaluate(
         tb.Predictive(predictive.outputs_SBK, tb.likelihoods.Weighted(tb.likelihoods.Gaussian(0.5))), (targets, weights)

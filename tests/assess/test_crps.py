@@ -52,15 +52,15 @@ def test_a_mixture_normals_is_scored_exactly(draws: int) -> None:
 
 def test_equal_components_are_one_gaussian() -> None:
     mean, scale, targets = normal(40), normal(40, seed=1).exp(), normal(40, seed=2)
-    found = metrics.crps_normals(mean.expand(5, 40), scale.expand(5, 40), targets)
-    torch.testing.assert_close(found, metrics.crps_gaussian(mean, scale, targets), rtol=1e-12, atol=1e-12)
+    actual = metrics.crps_normals(mean.expand(5, 40), scale.expand(5, 40), targets)
+    torch.testing.assert_close(actual, metrics.crps_gaussian(mean, scale, targets), rtol=1e-12, atol=1e-12)
 
 
 def test_float32_loses_only_its_rounding() -> None:
     mean, scale, targets = normal(9, 50), normal(9, 50, seed=1).exp(), normal(50, seed=2)
-    found = metrics.crps_normals(mean.float(), scale.float(), targets.float())
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, metrics.crps_normals(mean, scale, targets), rtol=1e-6, atol=0)
+    actual = metrics.crps_normals(mean.float(), scale.float(), targets.float())
+    assert actual.dtype == torch.float64
+    torch.testing.assert_close(actual, metrics.crps_normals(mean, scale, targets), rtol=1e-6, atol=0)
 
 
 def test_rows_in_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,16 +81,16 @@ def test_very_many_normals_are_integrated(scale: float, tolerance: float) -> Non
     targets = torch.linspace(-9, 9, 20, dtype=torch.float64).unsqueeze(-1)
     kind = predictive.distribution
     expected = metrics.crps_normals(kind.mean, kind.stddev.expand_as(kind.mean), targets)
-    found = crps(predictive, targets)
-    torch.testing.assert_close(found, normals_crps(kind.mean, kind.stddev, targets), rtol=tolerance, atol=1e-8)
-    torch.testing.assert_close(found.mean(), expected, rtol=tolerance, atol=0)
+    actual = crps(predictive, targets)
+    torch.testing.assert_close(actual, normals_crps(kind.mean, kind.stddev, targets), rtol=tolerance, atol=1e-8)
+    torch.testing.assert_close(actual.mean(), expected, rtol=tolerance, atol=0)
 
 
 def test_variance_of_functions_counts() -> None:
     outputs, spread, targets = normal(3, 8, 1), normal(3, 8, 1, seed=1).exp(), normal(8, 1, seed=2)
     predictive = tb.Predictive(outputs, tb.likelihoods.Gaussian(0.4), function_variance=spread)
-    found = crps(predictive, targets).mean()
-    torch.testing.assert_close(found, metrics.crps_normals(outputs, (spread + 0.16).sqrt(), targets))
+    actual = crps(predictive, targets).mean()
+    torch.testing.assert_close(actual, metrics.crps_normals(outputs, (spread + 0.16).sqrt(), targets))
 
 
 def test_other_distribution_functions_are_integrated() -> None:
@@ -114,7 +114,7 @@ def test_without_a_distribution_function_it_is_estimated_from_samples() -> None:
     targets = normal(200, 1, seed=2)
     cdfs = [mixture(stats.t(4), predictive.outputs_SBK[:, b, 0], torch.tensor(0.5)) for b in range(20)]
     expected = np.array([integral(cdf, float(y), 60.0) for cdf, y in zip(cdfs, targets[:20, 0], strict=True)])
-    found = crps(predictive, targets)[:20, 0].numpy()
+    actual = crps(predictive, targets)[:20, 0].numpy()
     # means of 2,000 distances whose standard deviation is about 1
-    np.testing.assert_allclose(found, expected, atol=4 / 2000**0.5)
-    assert abs((found - expected).mean()) < 4 / (20 * 2000) ** 0.5
+    np.testing.assert_allclose(actual, expected, atol=4 / 2000**0.5)
+    assert abs((actual - expected).mean()) < 4 / (20 * 2000) ** 0.5

@@ -44,12 +44,12 @@ def outputs(model: tb.Model, weights_MSD: Tensor, inputs: Tensor = INPUTS) -> Te
         ])
 
 
-def assert_same(found: Summary, expected: Summary) -> None:
+def assert_same(actual: Summary, expected: Summary) -> None:
     """Equal to rounding, but for R-hat: rounding decides which of the two middle values is farther from the median.
 
     If they change places, so do two of the 40 or more ranks that R-hat is made of, which moves it by up to 0.02.
     """
-    for name, part in found._asdict().items():
+    for name, part in actual._asdict().items():
         atol = 0.02 if name == "rhat" else 1e-12
         torch.testing.assert_close(part, getattr(expected, name), rtol=1e-8, atol=atol, equal_nan=True)
 
@@ -78,16 +78,16 @@ def test_spaces_are_those_of_functions_made_one_by_one(
     monkeypatch.setattr(MODULE, "_BLOCK", block)  # of 300 numbers: two draws at a time, and three rows
     model = model_of()
     weights_MSD = chain(model)
-    found = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS, TARGETS, chunk_size=chunk_size)
+    actual = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS, TARGETS, chunk_size=chunk_size)
     logits = outputs(model, weights_MSD)
-    assert (found.chains, found.draws, found.functions) == (3, 30, "probabilities")
-    assert list(found.spaces) == ["weights", "probabilities", "log likelihoods"]
-    assert_same(found.spaces["weights"], diagnostics.summary(weights_MSD))
-    assert_same(found.spaces["probabilities"], diagnostics.summary(logits.softmax(-1)))
+    assert (actual.chains, actual.draws, actual.functions) == (3, 30, "probabilities")
+    assert list(actual.spaces) == ["weights", "probabilities", "log likelihoods"]
+    assert_same(actual.spaces["weights"], diagnostics.summary(weights_MSD))
+    assert_same(actual.spaces["probabilities"], diagnostics.summary(logits.softmax(-1)))
     each = logits.log_softmax(-1).gather(-1, TARGETS.expand(3, 30, -1).unsqueeze(-1)).squeeze(-1)
-    assert_same(found.spaces["log likelihoods"], diagnostics.summary(each))
-    assert found.traces[0].name == "log likelihood of the 24 rows"
-    torch.testing.assert_close(found.traces[0].values_MS, each.sum(-1))
+    assert_same(actual.spaces["log likelihoods"], diagnostics.summary(each))
+    assert actual.traces[0].name == "log likelihood of the 24 rows"
+    torch.testing.assert_close(actual.traces[0].values_MS, each.sum(-1))
 
 
 def test_the_memory_of_functions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,20 +111,20 @@ def test_the_memory_of_functions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_regression_has_means_and_its_learned_noise() -> None:
     model = tb.Model(nn.Linear(4, 2).double(), tb.likelihoods.Gaussian("learned"), tb.priors.Normal(1.0))
     weights_MSD, targets = chain(model, 2, 20), normal(24, 2, seed=3)
-    found = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS, targets)
+    actual = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS, targets)
     means = outputs(model, weights_MSD)
-    assert_same(found.spaces["means"], diagnostics.summary(means))
+    assert_same(actual.spaces["means"], diagnostics.summary(means))
     scale = weights_MSD[..., -1:].exp().unsqueeze(-1)
     each = torch.distributions.Normal(means, scale).log_prob(targets).sum(-1)
-    assert_same(found.spaces["log likelihoods"], diagnostics.summary(each))
+    assert_same(actual.spaces["log likelihoods"], diagnostics.summary(each))
 
 
 def test_targets_may_have_several_parts() -> None:
     model = tb.Model(nn.Linear(4, 2).double(), tb.likelihoods.Weighted(tb.likelihoods.Gaussian(0.5)))
     weights_MSD, targets, counts = chain(model, 2, 20), normal(24, 2, seed=3), torch.arange(24).double()
-    found = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS, (targets, counts), chunk_size=5)
+    actual = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS, (targets, counts), chunk_size=5)
     each = counts * torch.distributions.Normal(outputs(model, weights_MSD), 0.5).log_prob(targets).sum(-1)
-    assert_same(found.spaces["log likelihoods"], diagnostics.summary(each))
+    assert_same(actual.spaces["log likelihoods"], diagnostics.summary(each))
 
 
 def test_inputs_without_targets_and_of_several_parts() -> None:
@@ -138,13 +138,13 @@ def test_inputs_without_targets_and_of_several_parts() -> None:
 
     model = tb.Model(Sum().double(), tb.likelihoods.Categorical())
     posterior = tb.Draws(model, chain(model))
-    found = tb.diagnose(posterior, (INPUTS, 2 * INPUTS), chunk_size=5)
+    actual = tb.diagnose(posterior, (INPUTS, 2 * INPUTS), chunk_size=5)
     one = tb.diagnose(
         tb.Draws(tb.Model(nn.Linear(4, 3).double(), tb.likelihoods.Categorical()), chain(model)), 3 * INPUTS
     )
-    assert_same(found.spaces["probabilities"], one.spaces["probabilities"])
-    assert list(found.spaces) == ["weights", "probabilities"]
-    assert [trace.over for trace in found.traces] == ["draw", "draw"]
+    assert_same(actual.spaces["probabilities"], one.spaces["probabilities"])
+    assert list(actual.spaces) == ["weights", "probabilities"]
+    assert [trace.over for trace in actual.traces] == ["draw", "draw"]
 
 
 def test_networks_that_exchange_units_agree_as_functions_alone() -> None:
@@ -159,12 +159,12 @@ def test_networks_that_exchange_units_agree_as_functions_alone() -> None:
         own["0.weight"], own["0.bias"] = own["0.weight"][:, order], own["0.bias"][:, order]
         own["2.weight"] = own["2.weight"][:, :, order]
         moved.append(model.layout.join(own))
-    found, plain = (
+    actual, plain = (
         tb.diagnose(tb.Draws(model, weights_MSD), INPUTS, TARGETS) for weights_MSD in (torch.stack(moved), same)
     )
-    assert_same(found.spaces["probabilities"], plain.spaces["probabilities"])
+    assert_same(actual.spaces["probabilities"], plain.spaces["probabilities"])
     assert float(plain.spaces["weights"].rhat.median()) < 1.05
-    assert float(found.spaces["weights"].rhat.median()) > 1.5
+    assert float(actual.spaces["weights"].rhat.median()) > 1.5
 
 
 def test_one_chain_is_judged_by_its_halves() -> None:
@@ -172,21 +172,21 @@ def test_one_chain_is_judged_by_its_halves() -> None:
     model = model_of()
     weights_MSD = chain(model, chains=1, draws=40, rho=0.0)
     weights_MSD[:, 20:, 7] += 5.0
-    found = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS)
+    actual = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS)
     scores = torch.special.ndtri((weights_MSD[0, :, 7].argsort().argsort().double() + 1 - 0.375) / 40.25)
     within, between = scores.unflatten(0, (2, 20)).var(1).mean(), scores.unflatten(0, (2, 20)).mean(1).var()
-    assert found.chains == 1
-    torch.testing.assert_close(found.spaces["weights"].rhat[7], (19 / 20 + between / within).sqrt())
-    assert int(found.spaces["weights"].rhat.argmax()) == 7
+    assert actual.chains == 1
+    torch.testing.assert_close(actual.spaces["weights"].rhat[7], (19 / 20 + between / within).sqrt())
+    assert int(actual.spaces["weights"].rhat.argmax()) == 7
 
 
 def test_what_never_moves_is_nan_and_few_draws_have_no_sizes() -> None:
     model = model_of()
     weights_MSD = chain(model, 2, 12)
     weights_MSD[:, :, 5] = 0.3
-    found = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS).spaces["weights"]
-    assert int(found.rhat.isnan().sum()) == 1
-    assert bool(found.rhat[5].isnan())
+    actual = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS).spaces["weights"]
+    assert int(actual.rhat.isnan().sum()) == 1
+    assert bool(actual.rhat[5].isnan())
     few = tb.diagnose(tb.Draws(model, weights_MSD[:, :9]), INPUTS).spaces["weights"]
     torch.testing.assert_close(few.rhat, diagnostics.rhat(weights_MSD[:, :9]), equal_nan=True)
     assert all(bool(part.isnan().all()) for part in (few.ess_bulk, few.ess_tail, few.mcse))
@@ -196,12 +196,12 @@ def test_traces_are_of_the_worst() -> None:
     model = model_of()
     weights_MSD = chain(model, 3, 40, rho=0.0)
     weights_MSD[0, :, 10] += 4.0
-    found = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS)
-    weight, function = found.traces
-    rhat = float(found.spaces["weights"].rhat[10])
+    actual = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS)
+    weight, function = actual.traces
+    rhat = float(actual.spaces["weights"].rhat[10])
     assert weight.name == f"weight 0.weight[2, 2] (R-hat {rhat:.2f})"
     torch.testing.assert_close(weight.values_MS, weights_MSD[:, :, 10])
-    row, label = divmod(int(found.spaces["probabilities"].mcse.argmax()), 3)
+    row, label = divmod(int(actual.spaces["probabilities"].mcse.argmax()), 3)
     assert function.name.startswith(f"probability of class {label} at input {row} (R-hat ")
     torch.testing.assert_close(function.values_MS, outputs(model, weights_MSD).softmax(-1)[:, :, row, label])
     assert torch.equal(function.at_S, torch.arange(1, 41))
@@ -227,8 +227,8 @@ def test_the_log_of_a_sampler_on_all_the_data() -> None:
         "step_size": generator.uniform(size=(2, 30)),
     }
     log = records_of(2, 30, **columns)
-    found = tb.diagnose(tb.Draws(model, chain(model, 2, 20)), INPUTS, log=log, burn_in=10)
-    record = found.record
+    actual = tb.diagnose(tb.Draws(model, chain(model, 2, 20)), INPUTS, log=log, burn_in=10)
+    record = actual.record
     assert record is not None
     after = {name: column[:, 10:] for name, column in columns.items()}
     jumps = np.diff(after["energy"]) ** 2
@@ -240,12 +240,12 @@ def test_the_log_of_a_sampler_on_all_the_data() -> None:
     np.testing.assert_array_equal(array(record.gradients_M), after["gradients"].sum(1))
     np.testing.assert_array_equal(array(record.burn_in_gradients_M), columns["gradients"][:, :10].sum(1))
     level = torch.tensor([line["log_density"] for line in log[10:]], dtype=torch.float64).T
-    assert_same(found.spaces["log density"], diagnostics.summary(level))
-    assert found.gradients == after["gradients"].sum()
-    torch.testing.assert_close(found.per_gradient("weights"), found.spaces["weights"].ess_bulk / found.gradients)
-    assert found.traces[0].name == "log density"
-    torch.testing.assert_close(found.traces[0].values_MS, level)
-    assert torch.equal(found.traces[0].at_S, torch.arange(11, 31))
+    assert_same(actual.spaces["log density"], diagnostics.summary(level))
+    assert actual.gradients == after["gradients"].sum()
+    torch.testing.assert_close(actual.per_gradient("weights"), actual.spaces["weights"].ess_bulk / actual.gradients)
+    assert actual.traces[0].name == "log density"
+    torch.testing.assert_close(actual.traces[0].values_MS, level)
+    assert torch.equal(actual.traces[0].at_S, torch.arange(11, 31))
 
 
 def test_a_sampler_without_momentum_has_no_ebfmi() -> None:
@@ -267,14 +267,14 @@ def test_gradients_of_minibatches_are_passes_over_the_data() -> None:
     """Six steps make an epoch; 21 steps with 9 of burn-in are two passes after it, and the log is of estimates."""
     model = model_of()
     log = [{"epoch": e + 1, "step": s, "log_density": [1.0 * e, 2.0]} for e, s in enumerate((6, 12, 18, 21))]
-    found = tb.diagnose(tb.Draws(model, chain(model, 2, 12)), INPUTS, TARGETS, log=log, burn_in=9)
-    record = found.record
+    actual = tb.diagnose(tb.Draws(model, chain(model, 2, 12)), INPUTS, TARGETS, log=log, burn_in=9)
+    record = actual.record
     assert record is not None
     np.testing.assert_allclose(array(record.gradients_M), [2.0, 2.0])
     np.testing.assert_allclose(array(record.burn_in_gradients_M), [1.5, 1.5])
     assert not record.exact
-    assert "log density" not in found.spaces
-    assert found.traces[0].name == "log likelihood of the 24 rows"
+    assert "log density" not in actual.spaces
+    assert actual.traces[0].name == "log likelihood of the 24 rows"
     without = tb.diagnose(tb.Draws(model, chain(model, 2, 12)), INPUTS, log=log, burn_in=9).traces[0]
     assert without.name == "log density, mean of an epoch's estimates"
     torch.testing.assert_close(without.values_MS[0], torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
@@ -283,10 +283,10 @@ def test_gradients_of_minibatches_are_passes_over_the_data() -> None:
 def test_a_log_of_burn_in_alone_says_nothing() -> None:
     model = model_of()
     log = records_of(2, 8, gradients=np.ones((2, 8)))
-    found = tb.diagnose(tb.Draws(model, chain(model, 2, 12)), INPUTS, log=log, burn_in=8)
-    assert found.record is None
-    assert np.isnan(found.gradients)
-    assert bool(found.per_gradient("weights").isnan().all())
+    actual = tb.diagnose(tb.Draws(model, chain(model, 2, 12)), INPUTS, log=log, burn_in=8)
+    assert actual.record is None
+    assert np.isnan(actual.gradients)
+    assert bool(actual.per_gradient("weights").isnan().all())
 
 
 # --- runs on disk
@@ -301,14 +301,14 @@ def run_of(directory: Path, method: Any = None, **settings: Any) -> tb.Draws:
 
 def test_a_run_directory_gives_burn_in_and_what_every_step_saw(tmp_path: Path) -> None:
     posterior = run_of(tmp_path)
-    found = tb.diagnose(posterior, INPUTS, TARGETS, log=tmp_path)
+    actual = tb.diagnose(posterior, INPUTS, TARGETS, log=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     energy_MR = np.array([line["energy"] for line in lines[20:]]).T
-    record = found.record
+    record = actual.record
     assert record is not None
     assert record.burn_in == 20
     np.testing.assert_array_equal(array(record.ebfmi_M), diagnostics.ebfmi(torch.from_numpy(energy_MR)))
-    assert found.gradients == sum(sum(line["gradients"]) for line in lines[20:])
+    assert actual.gradients == sum(sum(line["gradients"]) for line in lines[20:])
     # the log density that the log gives at each draw is that of the drawn weights
     density = tb.LogDensity(model_of(), 24, posterior.model.unpack(rows_of()), plan="loop")
     last_M = density(posterior.weights_MSD[:, -1]).log_density
@@ -341,10 +341,10 @@ def test_a_run_that_was_killed_in_a_write_is_read_up_to_there(tmp_path: Path) ->
         file.write('{"epoch": 41, "step": 41, "log_dens')
     os.remove(tmp_path / "posterior.safetensors")
     draws = tb.Draws(model_of(), DrawFile.open(tmp_path).read())
-    found = tb.diagnose(draws, INPUTS, log=str(tmp_path))
-    assert found.draws == 20
+    actual = tb.diagnose(draws, INPUTS, log=str(tmp_path))
+    assert actual.draws == 20
     for name, space in expected.spaces.items():
-        assert_same(found.spaces[name], space)
+        assert_same(actual.spaces[name], space)
     assert len(read_log(tmp_path)) == 40
     assert read_log(tmp_path / "nothing") == []
 
@@ -361,12 +361,12 @@ def test_a_run_is_diagnosed_while_it_goes_on(tmp_path: Path) -> None:
     method = tb.HMC(2, 40, 20, trajectory=0.3, step_size=0.05, plan="loop")
     posterior = tb.fit(model_of(), rows_of(), method, directory=tmp_path, callbacks=[look])
     assert isinstance(posterior, tb.Draws)
-    (found,) = seen
-    assert found.draws == 10
+    (actual,) = seen
+    assert actual.draws == 10
     first = dataclasses.replace(posterior, weights_MSD=posterior.weights_MSD[:, :10])
-    assert_same(found.spaces["probabilities"], tb.diagnose(first, INPUTS).spaces["probabilities"])
-    assert found.record is not None
-    assert torch.equal(found.record.step_R, torch.arange(21, 31))
+    assert_same(actual.spaces["probabilities"], tb.diagnose(first, INPUTS).spaces["probabilities"])
+    assert actual.record is not None
+    assert torch.equal(actual.record.step_R, torch.arange(21, 31))
 
 
 # --- what cannot be diagnosed

@@ -39,32 +39,32 @@ def classifiers(labels: Tensor | None = None, likelihood: Any = None) -> tuple[t
 
 def test_of_a_mean_the_error_is_that_of_paired_differences() -> None:
     first, second = regressions()
-    found = tb.difference(first, second, resamples=4000)
+    actual = tb.difference(first, second, resamples=4000)
     each = second.log_prob - first.log_prob
     error = float(each.std()) / math.sqrt(ROWS)
-    assert found.value == pytest.approx(float(each.mean()), rel=1e-9)
+    assert actual.value == pytest.approx(float(each.mean()), rel=1e-9)
     # the standard deviation of 4,000 resamples has a relative error of 1.1 %
-    assert found.error == pytest.approx(error, rel=0.05)
-    assert (found.low - found.value) / error == pytest.approx(-1.96, abs=0.2)
-    assert (found.high - found.value) / error == pytest.approx(1.96, abs=0.2)
-    assert (found.metric, found.level) == ("nll", 0.95)
+    assert actual.error == pytest.approx(error, rel=0.05)
+    assert (actual.low - actual.value) / error == pytest.approx(-1.96, abs=0.2)
+    assert (actual.high - actual.value) / error == pytest.approx(1.96, abs=0.2)
+    assert (actual.metric, actual.level) == ("nll", 0.95)
 
 
 def test_pairs_are_surer_than_two_intervals() -> None:
     first, second = regressions()
-    found = tb.difference(first, second)
+    actual = tb.difference(first, second)
     low, high = first.intervals()["nll"]
-    assert found.high - found.low < 0.2 * (high - low)
+    assert actual.high - actual.low < 0.2 * (high - low)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "brier", "ece", "ece_mass", "aurc", "entropy", "mutual_information"])
 def test_exchanged_evaluations_change_the_sign(metric: str) -> None:
     first, second = classifiers()
     few = {"resamples": 100}
-    found, exchanged = tb.difference(first, second, metric, **few), tb.difference(second, first, metric, **few)
-    assert found.value == -exchanged.value == first.metrics[metric] - second.metrics[metric]
-    assert found.error == pytest.approx(exchanged.error, rel=1e-12)
-    assert found.error > 0
+    actual, exchanged = tb.difference(first, second, metric, **few), tb.difference(second, first, metric, **few)
+    assert actual.value == -exchanged.value == first.metrics[metric] - second.metrics[metric]
+    assert actual.error == pytest.approx(exchanged.error, rel=1e-12)
+    assert actual.error > 0
     itself = tb.difference(first, first, metric, **few)
     assert (itself.value, itself.error, itself.low, itself.high) == (0, 0, 0, 0)
 
@@ -80,8 +80,8 @@ def test_intervals_hold_the_true_difference_as_often_as_they_say() -> None:
             )
             for mean in (0.5, 0.25)
         )
-        found = tb.difference(first, second, level=0.9, resamples=200, seed=trial)
-        inside += found.low <= 0.09375 <= found.high
+        actual = tb.difference(first, second, level=0.9, resamples=200, seed=trial)
+        inside += actual.low <= 0.09375 <= actual.high
     assert 162 <= inside <= 193  # 180 ± 4.2 expected of exact intervals
 
 
@@ -92,9 +92,9 @@ def test_weights_count_as_copies() -> None:
     plain, likelihood = tb.likelihoods.Categorical(), tb.likelihoods.Weighted(tb.likelihoods.Categorical())
     weighed = [tb.evaluate(tb.Predictive(each, likelihood), (labels, weights)) for each in outputs]
     copied = [tb.evaluate(tb.Predictive(each[:, copies], plain), labels[copies]) for each in outputs]
-    found, expected = (tb.difference(each[0], each[1], resamples=4000) for each in (weighed, copied))
-    assert found.value == pytest.approx(expected.value, rel=1e-9)
-    assert found.error == pytest.approx(expected.error, rel=0.06)
+    actual, expected = (tb.difference(each[0], each[1], resamples=4000) for each in (weighed, copied))
+    assert actual.value == pytest.approx(expected.value, rel=1e-9)
+    assert actual.error == pytest.approx(expected.error, rel=0.06)
     alone = [tb.evaluate(tb.Predictive(each, likelihood), labels) for each in outputs]
     with pytest.raises(ValueError, match=r"same rows.*`targets` differ"):
         tb.difference(weighed[0], alone[0])
@@ -130,6 +130,6 @@ def test_a_few_rows_that_only_one_has_right_are_no_proof(ahead: int, behind: int
     first, second = likely.repeat(rows, 1), likely.repeat(rows, 1)
     second[:ahead], first[ahead : ahead + behind] = unlikely, unlikely
     one, other = (tb.evaluate(tb.Predictive.from_probs(probs), labels) for probs in (first, second))
-    found = tb.difference(one, other, "accuracy")
-    assert math.isclose(found.value, (ahead - behind) / rows)
-    assert (found.low > 0) == apart == (binomtest(ahead, ahead + behind).pvalue < 0.05)
+    actual = tb.difference(one, other, "accuracy")
+    assert math.isclose(actual.value, (ahead - behind) / rows)
+    assert (actual.low > 0) == apart == (binomtest(ahead, ahead + behind).pvalue < 0.05)

@@ -55,11 +55,11 @@ FORMS: dict[str, Callable[[], Any]] = {
 def test_every_form_of_data_gives_the_same(form: Callable[[], Any]) -> None:
     posterior = POSTERIORS["gaussian_low_rank"](model_of(), 2)
     expected = tb.evaluate(tb.predict(posterior, INPUTS, draws=6, seed=2), TARGETS)
-    found = tb.evaluate(posterior, form(), draws=6, seed=2)
-    assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)
-    assert torch.equal(found.targets, TARGETS)
-    assert found.probs is not None
-    torch.testing.assert_close(found.probs, expected.probs, rtol=1e-5, atol=1e-6)
+    actual = tb.evaluate(posterior, form(), draws=6, seed=2)
+    assert actual.metrics == pytest.approx(expected.metrics, rel=1e-5)
+    assert torch.equal(actual.targets, TARGETS)
+    assert actual.probs is not None
+    torch.testing.assert_close(actual.probs, expected.probs, rtol=1e-5, atol=1e-6)
     functions = posterior.functions(6, seed=2)
     assert tb.evaluate(functions, form(), chunk_size=7).metrics == pytest.approx(expected.metrics, rel=1e-5)
 
@@ -82,7 +82,7 @@ def area_by_hand(probs: Tensor, targets: Tensor) -> float:
 def test_metrics_of_a_classification_are_those_of_metrics() -> None:
     predictive = tb.Predictive(2 * normal(6, 200, 4), tb.likelihoods.Categorical())
     targets = labels_of(predictive.probs)
-    found = tb.evaluate(predictive, targets)
+    actual = tb.evaluate(predictive, targets)
     probs = predictive.probs
     expected = {
         "nll": float(-probs.gather(1, targets.unsqueeze(1)).log().mean()),
@@ -94,22 +94,22 @@ def test_metrics_of_a_classification_are_those_of_metrics() -> None:
         "mutual_information": float(metrics.mutual_information(predictive.outputs_SBK.softmax(-1)).mean()),
         "aurc": area_by_hand(probs, targets),
     }
-    assert found.metrics == pytest.approx(expected, rel=1e-10)
-    assert found.scores is not None
-    torch.testing.assert_close(found.scores.confidence, probs.amax(1))
-    torch.testing.assert_close(found.scores.entropy, predictive.entropy)
-    torch.testing.assert_close(found.log_prob, predictive.log_prob(targets))
-    assert found.mean is None
+    assert actual.metrics == pytest.approx(expected, rel=1e-10)
+    assert actual.scores is not None
+    torch.testing.assert_close(actual.scores.confidence, probs.amax(1))
+    torch.testing.assert_close(actual.scores.entropy, predictive.entropy)
+    torch.testing.assert_close(actual.log_prob, predictive.log_prob(targets))
+    assert actual.mean is None
 
 
 def test_metrics_by_hand_on_three_rows() -> None:
     probs = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]], dtype=torch.float64)
-    found = tb.evaluate(tb.Predictive.from_probs(probs), torch.tensor([0, 0, 2])).metrics
-    assert found["accuracy"] == pytest.approx(2 / 3)
-    assert found["nll"] == pytest.approx(-(math.log(0.7) + math.log(0.1) + math.log(0.4)) / 3)
-    assert found["brier"] == pytest.approx((0.14 + 1.46 + 0.54) / 3)
-    assert found["ece"] == pytest.approx((abs(1 - 0.7) + 0.8 + abs(1 - 0.4)) / 3)
-    assert found["mutual_information"] == pytest.approx(0.0, abs=1e-15)
+    actual = tb.evaluate(tb.Predictive.from_probs(probs), torch.tensor([0, 0, 2])).metrics
+    assert actual["accuracy"] == pytest.approx(2 / 3)
+    assert actual["nll"] == pytest.approx(-(math.log(0.7) + math.log(0.1) + math.log(0.4)) / 3)
+    assert actual["brier"] == pytest.approx((0.14 + 1.46 + 0.54) / 3)
+    assert actual["ece"] == pytest.approx((abs(1 - 0.7) + 0.8 + abs(1 - 0.4)) / 3)
+    assert actual["mutual_information"] == pytest.approx(0.0, abs=1e-15)
 
 
 def test_binary_equals_two_classes() -> None:
@@ -125,11 +125,11 @@ def test_binary_equals_two_classes() -> None:
 def test_multi_label_scores_every_label() -> None:
     predictive = tb.Predictive(normal(5, 50, 3), tb.likelihoods.Bernoulli())
     targets = (normal(50, 3, seed=4) > 0).long()
-    found = tb.evaluate(predictive, targets)
-    assert found.metrics["accuracy"] == pytest.approx(float(((predictive.probs > 0.5) == targets).double().mean()))
-    assert found.metrics["nll"] == pytest.approx(float(-predictive.log_prob(targets).mean()))
+    actual = tb.evaluate(predictive, targets)
+    assert actual.metrics["accuracy"] == pytest.approx(float(((predictive.probs > 0.5) == targets).double().mean()))
+    assert actual.metrics["nll"] == pytest.approx(float(-predictive.log_prob(targets).mean()))
     brier = 2 * ((predictive.probs - targets) ** 2).mean()
-    assert found.metrics["brier"] == pytest.approx(float(brier))
+    assert actual.metrics["brier"] == pytest.approx(float(brier))
 
 
 LIKELIHOODS = pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_metrics_of_a_regression_by_hand(likelihood: Any, width: int) -> None:
         "coverage": float(((targets >= low) & (targets <= high)).double().mean()),
         "crps": float(metrics.crps_normals(each.mean, each.stddev.expand_as(each.mean), targets)),
     }
-    found = tb.evaluate(predictive, targets)
-    assert found.metrics == pytest.approx(expected, rel=1e-9)
+    actual = tb.evaluate(predictive, targets)
+    assert actual.metrics == pytest.approx(expected, rel=1e-9)
     # the targets were drawn from the predictive itself
-    assert abs(found.metrics["coverage"] - 0.95) < 4 * math.sqrt(0.05 * 0.95 / (300 * width))
-    assert found.scale is not None
-    torch.testing.assert_close(found.scale, variance.sqrt())
-    assert found.probs is None
+    assert abs(actual.metrics["coverage"] - 0.95) < 4 * math.sqrt(0.05 * 0.95 / (300 * width))
+    assert actual.scale is not None
+    torch.testing.assert_close(actual.scale, variance.sqrt())
+    assert actual.probs is None
 
 
 @LIKELIHOODS
@@ -180,21 +180,21 @@ def test_metrics_of_a_regression_by_hand(likelihood: Any, width: int) -> None:
 def test_target_scale_gives_original_units(likelihood: Any, width: int, target_scale: float) -> None:
     """Targets y = a u + b: evaluated with the densities of y, by hand."""
     predictive, targets = regression(likelihood, width)
-    found = tb.evaluate(predictive, targets, target_scale=target_scale).metrics
+    actual = tb.evaluate(predictive, targets, target_scale=target_scale).metrics
     each, shift = predictive.distribution, 3.7
     assert isinstance(each, torch.distributions.Normal)
     original = torch.distributions.Normal(target_scale * each.mean + shift, target_scale * each.stddev)
     y = target_scale * targets + shift
     mean = original.mean.mean(0)
     scale = (original.variance.mean(0) + original.mean.var(0, correction=0)).sqrt()
-    assert found["nll"] == pytest.approx(-float(original.log_prob(y).sum(-1).logsumexp(0).sub(math.log(6)).mean()))
+    assert actual["nll"] == pytest.approx(-float(original.log_prob(y).sum(-1).logsumexp(0).sub(math.log(6)).mean()))
     gaussian = torch.distributions.Normal(mean, scale).log_prob(y).sum(-1)
-    assert found["nll_gaussian"] == pytest.approx(-float(gaussian.mean()))
-    assert found["rmse"] == pytest.approx(float(((mean - y) ** 2).mean().sqrt()))
-    assert found["mae"] == pytest.approx(float((mean - y).abs().mean()))
-    assert found["coverage"] == pytest.approx(tb.evaluate(predictive, targets).metrics["coverage"])
+    assert actual["nll_gaussian"] == pytest.approx(-float(gaussian.mean()))
+    assert actual["rmse"] == pytest.approx(float(((mean - y) ** 2).mean().sqrt()))
+    assert actual["mae"] == pytest.approx(float((mean - y).abs().mean()))
+    assert actual["coverage"] == pytest.approx(tb.evaluate(predictive, targets).metrics["coverage"])
     spread = original.stddev.expand_as(original.mean)
-    assert found["crps"] == pytest.approx(float(metrics.crps_normals(original.mean, spread, y)))
+    assert actual["crps"] == pytest.approx(float(metrics.crps_normals(original.mean, spread, y)))
 
 
 def test_flat_targets_equal_columns() -> None:
@@ -207,17 +207,17 @@ def test_student_t_interval_comes_from_samples() -> None:
     """One draw, so that the central interval is known: ±2.776 scales for four degrees of freedom."""
     predictive = tb.Predictive(torch.zeros(1, 400, 1, dtype=torch.float64), tb.likelihoods.StudentT(df=4.0, scale=1.0))
     targets = torch.linspace(-4, 4, 400, dtype=torch.float64)
-    found = tb.evaluate(predictive, targets)
+    actual = tb.evaluate(predictive, targets)
     inside = float((targets.abs() <= 2.776).double().mean())
     # the 2.5 % point of 2,000 samples has a deviation of √(0.025 · 0.975 / 2000) / density(−2.776) = 0.12
-    assert found.metrics["coverage"] == pytest.approx(inside, abs=2 * 0.12 / 8)
-    assert found.metrics["rmse"] == pytest.approx(float((targets**2).mean().sqrt()))
+    assert actual.metrics["coverage"] == pytest.approx(inside, abs=2 * 0.12 / 8)
+    assert actual.metrics["rmse"] == pytest.approx(float((targets**2).mean().sqrt()))
 
 
 def test_metrics_of_counts_by_hand() -> None:
     predictive = tb.Predictive(normal(4, 300, 1), tb.likelihoods.Poisson())
     targets = predictive.sample(4, seed=3)[-1].long()
-    found = tb.evaluate(predictive, targets.squeeze(-1))
+    actual = tb.evaluate(predictive, targets.squeeze(-1))
     each = torch.distributions.Poisson(predictive.outputs_SBK.exp())
     mean = each.mean.mean(0)
     variance = (each.mean**2 + each.mean).mean(0) - mean**2
@@ -230,11 +230,11 @@ def test_metrics_of_counts_by_hand() -> None:
         "mae": float((mean - targets).abs().mean()),
         "coverage": float(((targets >= low) & (targets <= high)).double().mean()),
     }
-    assert found.metrics == pytest.approx(expected, rel=1e-9)
-    assert 0.95 < found.metrics["coverage"] < 1
+    assert actual.metrics == pytest.approx(expected, rel=1e-9)
+    assert 0.95 < actual.metrics["coverage"] < 1
     # in dozens: the probability of a count has no unit
     dozens = tb.evaluate(predictive, targets, target_scale=1 / 12).metrics
-    assert dozens["nll"] == found.metrics["nll"]
+    assert dozens["nll"] == actual.metrics["nll"]
     assert dozens["rmse"] == pytest.approx(expected["rmse"] / 12)
 
 
@@ -248,8 +248,8 @@ def test_any_distribution_of_numbers_is_judged_alike(target_scale: float) -> Non
     expected = tb.evaluate(custom(lambda f: torch.distributions.Normal(f, 0.5)), targets, target_scale=target_scale)
     assert set(expected.metrics) == {"nll", "nll_gaussian", "rmse", "mae", "coverage", "crps"}
     squeezed = custom(lambda f: torch.distributions.Normal(f.squeeze(-1), 0.5))
-    found = tb.evaluate(squeezed, targets.squeeze(-1), target_scale=target_scale).metrics
-    assert found == pytest.approx(expected.metrics)
+    actual = tb.evaluate(squeezed, targets.squeeze(-1), target_scale=target_scale).metrics
+    assert actual == pytest.approx(expected.metrics)
     # Gumbel of the same mean and variance: its own density, and the same Gaussian
     scale = 0.5 * math.sqrt(6) / math.pi
     gumbel = tb.evaluate(
@@ -270,8 +270,8 @@ def test_distributions_without_a_mean_or_of_whole_rows_are_scored_by_nll_alone()
         tb.likelihoods.StudentT(df=0.9),
         tb.likelihoods.Custom(lambda f: torch.distributions.Cauchy(f, 1.0)),
     ):
-        found = tb.evaluate(tb.Predictive(normal(4, 30, 1), likelihood), targets).metrics
-        assert set(found) == {"nll"}
+        actual = tb.evaluate(tb.Predictive(normal(4, 30, 1), likelihood), targets).metrics
+        assert set(actual) == {"nll"}
     rows = custom(
         lambda f: torch.distributions.Independent(torch.distributions.Normal(f.expand(*f.shape[:-1], 2), 1.0), 1)
     )
@@ -281,10 +281,10 @@ def test_distributions_without_a_mean_or_of_whole_rows_are_scored_by_nll_alone()
 def test_sampled_intervals_take_many_outputs_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     predictive = tb.Predictive(torch.zeros(1, 101, 2, dtype=torch.float64), tb.likelihoods.StudentT(df=4.0))
     monkeypatch.setattr(intervals, "_AT_ONCE", 2000 * 2 * 20)  # five pieces, and a row
-    found = number_columns(predictive, predictive.mean)
+    actual = number_columns(predictive, predictive.mean)
     for name, sign in (("low", -1), ("high", 1)):
-        torch.testing.assert_close(found[name], sign * torch.full_like(found[name], 2.776), atol=0.6, rtol=0)
-        assert not torch.equal(found[name][:20], found[name][20:40])  # each piece has samples of its own
+        torch.testing.assert_close(actual[name], sign * torch.full_like(actual[name], 2.776), atol=0.6, rtol=0)
+        assert not torch.equal(actual[name][:20], actual[name][20:40])  # each piece has samples of its own
 
 
 @pytest.mark.parametrize(
@@ -335,13 +335,13 @@ class Tagger(nn.Module):
 
 def sentences(lengths: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
     """Batches of four rows, of these lengths, where the last row is padded by one more."""
-    found = []
+    actual = []
     for length in lengths:
         tokens = torch.arange(4 * length).view(4, length) % 9
         labels = (tokens * 7 + length) % 3
         labels[-1, -1] = -100
-        found.append((tokens, labels))
-    return found
+        actual.append((tokens, labels))
+    return actual
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -354,12 +354,12 @@ def test_batches_of_other_lengths_are_scored_as_if_all_were_padded(weighted: boo
     shares = torch.arange(12) % 3 + 1.0
     if weighted:
         batches = [(x, (y, shares[4 * i : 4 * i + 4])) for i, (x, y) in enumerate(batches)]
-    found = tb.evaluate(posterior, batches)
+    actual = tb.evaluate(posterior, batches)
     expected = tb.evaluate(posterior, (whole[0], (whole[1], shares) if weighted else whole[1]))
-    assert found.metrics.keys() == expected.metrics.keys()
+    assert actual.metrics.keys() == expected.metrics.keys()
     for name, value in expected.metrics.items():
-        assert found.metrics[name] == pytest.approx(value, rel=1e-12), name
-    torch.testing.assert_close(found.targets, whole[1])
+        assert actual.metrics[name] == pytest.approx(value, rel=1e-12), name
+    torch.testing.assert_close(actual.targets, whole[1])
 
 
 def test_other_lengths_are_refused_at_the_second_batch_where_nothing_can_pad() -> None:
@@ -386,13 +386,13 @@ def test_other_lengths_are_refused_at_the_second_batch_where_nothing_can_pad() -
 
 def test_uncertainty_is_that_of_the_predictive() -> None:
     posterior = POSTERIORS["gaussian_diagonal"](model_of(), 2)
-    found, predictive = (
+    actual, predictive = (
         tb.uncertainty(posterior, INPUTS, draws=8, seed=3),
         tb.predict(posterior, INPUTS, draws=8, seed=3),
     )
-    torch.testing.assert_close(found.entropy, predictive.entropy)
-    torch.testing.assert_close(found.mutual_information, predictive.mutual_information)
-    torch.testing.assert_close(found.confidence, predictive.probs.amax(-1))
+    torch.testing.assert_close(actual.entropy, predictive.entropy)
+    torch.testing.assert_close(actual.mutual_information, predictive.mutual_information)
+    torch.testing.assert_close(actual.confidence, predictive.probs.amax(-1))
 
 
 def scores(entropy: list[float], information: list[float], confidence: list[float]) -> Scores:
@@ -403,13 +403,13 @@ def test_detection_by_hand() -> None:
     """One inlier of four is more uncertain than one outlier of two: 7 of 8 pairs are in order."""
     inside = scores([0.1, 0.2, 0.3, 0.6], [0.0, 0.0, 0.0, 0.0], [0.9, 0.8, 0.7, 0.4])
     outside = scores([0.5, 0.9], [0.0, 0.0], [0.5, 0.1])
-    found = tb.detection(inside, outside)
-    assert set(found) == {f"{m}_{s}" for m in ("auroc", "aupr", "fpr95") for s in ("entropy", "confidence")}
+    actual = tb.detection(inside, outside)
+    assert set(actual) == {f"{m}_{s}" for m in ("auroc", "aupr", "fpr95") for s in ("entropy", "confidence")}
     for name in ("entropy", "confidence"):
-        assert found[f"auroc_{name}"] == pytest.approx(7 / 8)
+        assert actual[f"auroc_{name}"] == pytest.approx(7 / 8)
         # the outliers rank first and third: precision 1 at recall ½, ⅔ at recall 1
-        assert found[f"aupr_{name}"] == pytest.approx((1 + 2 / 3) / 2)
-        assert found[f"fpr95_{name}"] == pytest.approx(1 / 2)
+        assert actual[f"aupr_{name}"] == pytest.approx((1 + 2 / 3) / 2)
+        assert actual[f"fpr95_{name}"] == pytest.approx(1 / 2)
 
 
 def test_the_false_positives_at_95_per_cent_are_outliers_taken_for_inliers() -> None:
@@ -424,9 +424,9 @@ def test_the_false_positives_at_95_per_cent_are_outliers_taken_for_inliers() -> 
 
 def test_detection_of_equal_data_tells_nothing() -> None:
     posterior = POSTERIORS["gaussian_diagonal"](model_of(), 2)
-    found = tb.uncertainty(posterior, INPUTS, draws=4)
-    assert tb.detection(found, found)["auroc_mutual_information"] == pytest.approx(0.5)
-    assert tb.detection(found, found)["auroc_entropy"] == pytest.approx(0.5)
+    actual = tb.uncertainty(posterior, INPUTS, draws=4)
+    assert tb.detection(actual, actual)["auroc_mutual_information"] == pytest.approx(0.5)
+    assert tb.detection(actual, actual)["auroc_entropy"] == pytest.approx(0.5)
 
 
 def test_fidelity_by_hand() -> None:
@@ -452,6 +452,6 @@ def test_memory_does_not_grow_with_the_rows() -> None:
             yield inputs, inputs.argmax(1) // 2
             alive.append(sum(ref() is not None for ref in seen))
 
-    found = tb.evaluate(posterior, many(), draws=3)
-    assert len(found.targets) == 40 * 512
+    actual = tb.evaluate(posterior, many(), draws=3)
+    assert len(actual.targets) == 40 * 512
     assert max(alive) <= 2

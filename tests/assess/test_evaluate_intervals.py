@@ -47,11 +47,11 @@ CASES = pytest.mark.parametrize("case", [classifier, regression, tokens, binary]
 @CASES
 def test_a_resample_is_an_evaluation_with_its_weights(case: Any) -> None:
     predictive, targets = case()
-    found = tb.evaluate(predictive, targets)
-    (values,) = resampled([found], 3, seed=7)
-    assert values.keys() == found.metrics.keys()
+    actual = tb.evaluate(predictive, targets)
+    (values,) = resampled([actual], 3, seed=7)
+    assert values.keys() == actual.metrics.keys()
     with seeded(Purpose.RESAMPLES, 7):
-        drawn = distributions.Gamma(torch.ones(len(found.log_prob), dtype=torch.float64), 1.0).sample((3,))
+        drawn = distributions.Gamma(torch.ones(len(actual.log_prob), dtype=torch.float64), 1.0).sample((3,))
     kept = targets.flatten(1).amax(1) >= 0 if targets.ndim > 1 and not targets.is_floating_point() else ...
     for resample in range(3):
         weights = torch.ones(len(targets), dtype=torch.float64)
@@ -62,22 +62,22 @@ def test_a_resample_is_an_evaluation_with_its_weights(case: Any) -> None:
 
 @CASES
 def test_metrics_lie_in_their_intervals(case: Any) -> None:
-    found = tb.evaluate(*case())
+    actual = tb.evaluate(*case())
     biased = {"ece", "ece_mass"}  # upwards, and more so on a resample
-    for name, (low, high) in found.intervals().items():
+    for name, (low, high) in actual.intervals().items():
         assert low < high
-        assert low <= found.metrics[name] <= high or name in biased, name
-        narrow = found.intervals(0.5)[name]
+        assert low <= actual.metrics[name] <= high or name in biased, name
+        narrow = actual.intervals(0.5)[name]
         assert low < narrow[0] < narrow[1] < high
 
 
 def test_ends_are_those_of_the_normal_approximation() -> None:
-    found = tb.evaluate(*regression(1000))
-    low, high = found.intervals(resamples=4000)["nll"]
-    error = float(found.terms["nll"].std()) / math.sqrt(1000)
+    actual = tb.evaluate(*regression(1000))
+    low, high = actual.intervals(resamples=4000)["nll"]
+    error = float(actual.terms["nll"].std()) / math.sqrt(1000)
     # the 2.5 % point of 4,000 resamples has a standard error of 0.04 standard deviations
-    assert (low - found.metrics["nll"]) / error == pytest.approx(-1.96, abs=0.15)
-    assert (high - found.metrics["nll"]) / error == pytest.approx(1.96, abs=0.15)
+    assert (low - actual.metrics["nll"]) / error == pytest.approx(-1.96, abs=0.15)
+    assert (high - actual.metrics["nll"]) / error == pytest.approx(1.96, abs=0.15)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
@@ -86,20 +86,20 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     predictive = tb.Predictive(torch.full((1, 80, 1), 0.5, dtype=torch.float64), tb.likelihoods.Gaussian(1.0))
     inside = dict.fromkeys(truth, 0)
     for trial in range(200):
-        found = tb.evaluate(predictive, normal(80, 1, seed=100 + trial)).intervals(0.9, resamples=200, seed=trial)
+        actual = tb.evaluate(predictive, normal(80, 1, seed=100 + trial)).intervals(0.9, resamples=200, seed=trial)
         for name, value in truth.items():
-            inside[name] += found[name][0] <= value <= found[name][1]
+            inside[name] += actual[name][0] <= value <= actual[name][1]
     for name, count in inside.items():
         # 180 ± 4.2 expected of exact intervals; those of 80 skewed terms hold a little less
         assert 162 <= count <= 193, name
 
 
 def test_equal_seeds_give_equal_intervals_and_others_do_not() -> None:
-    found = tb.evaluate(*classifier())
-    assert found.intervals(seed=3) == found.intervals(seed=3)
-    assert found.intervals(seed=3) != found.intervals(seed=4)
+    actual = tb.evaluate(*classifier())
+    assert actual.intervals(seed=3) == actual.intervals(seed=3)
+    assert actual.intervals(seed=3) != actual.intervals(seed=4)
     state = torch.random.get_rng_state()
-    found.intervals()
+    actual.intervals()
     assert torch.equal(state, torch.random.get_rng_state())
 
 
@@ -109,37 +109,37 @@ def test_a_weight_counts_as_copies_of_a_row(case: Any) -> None:
     weights = torch.arange(200) % 4
     copies = torch.arange(200).repeat_interleave(weights)
     repeated = tb.Predictive(predictive.outputs_SBK[:, copies], predictive.likelihood)
-    found = weighed(predictive, targets, weights).intervals(resamples=4000)
+    actual = weighed(predictive, targets, weights).intervals(resamples=4000)
     expected = tb.evaluate(repeated, targets[copies]).intervals(resamples=4000)
     for name in ("nll", "accuracy" if case is classifier else "rmse"):
         width = expected[name][1] - expected[name][0]
         # ends have a standard error of 0.01 widths each
-        assert found[name] == pytest.approx(expected[name], abs=0.05 * width), name
+        assert actual[name] == pytest.approx(expected[name], abs=0.05 * width), name
 
 
 def test_few_resamples_at_a_time_change_nothing_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = tb.evaluate(*tokens())
-    expected = found.intervals(resamples=2000)
+    actual = tb.evaluate(*tokens())
+    expected = actual.intervals(resamples=2000)
     monkeypatch.setattr("torchbayes.assess.evaluation._AT_ONCE", 1000)
-    for name, (low, high) in found.intervals(resamples=2000).items():
+    for name, (low, high) in actual.intervals(resamples=2000).items():
         width = expected[name][1] - expected[name][0]
         assert low == pytest.approx(expected[name][0], abs=0.1 * width)
         assert high == pytest.approx(expected[name][1], abs=0.1 * width)
 
 
 def test_impossible_targets_have_infinite_ends() -> None:
-    found = tb.evaluate(tb.Predictive.from_probs(torch.eye(2)), torch.tensor([0, 0]))
-    assert found.intervals(resamples=10)["nll"] == (math.inf, math.inf)
-    assert found.intervals(resamples=10)["accuracy"][0] < 1
+    actual = tb.evaluate(tb.Predictive.from_probs(torch.eye(2)), torch.tensor([0, 0]))
+    assert actual.intervals(resamples=10)["nll"] == (math.inf, math.inf)
+    assert actual.intervals(resamples=10)["accuracy"][0] < 1
 
 
 def test_one_row_is_refused() -> None:
     predictive, targets = classifier(1)
-    found = tb.evaluate(predictive, targets)
+    actual = tb.evaluate(predictive, targets)
     with pytest.raises(ValueError, match="at least 2 rows"):
-        found.intervals(resamples=20)
+        actual.intervals(resamples=20)
     with pytest.raises(ValueError, match="at least 2 rows"):
-        tb.difference(found, found)
+        tb.difference(actual, actual)
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -1.0, math.nan])

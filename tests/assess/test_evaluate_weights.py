@@ -23,46 +23,46 @@ KEPT = WEIGHTS > 0
 
 def test_a_classification_is_scored_as_by_scikit_learn():
     predictive = tb.Predictive(OUTPUTS, Weighted(Categorical()))
-    found = tb.evaluate(predictive, (LABELS, WEIGHTS))
+    actual = tb.evaluate(predictive, (LABELS, WEIGHTS))
     probs, own = OUTPUTS.softmax(-1).mean(0), WEIGHTS.numpy()
-    assert found.metrics["accuracy"] == pytest.approx(sk.accuracy_score(LABELS, probs.argmax(1), sample_weight=own))
-    assert found.metrics["nll"] == pytest.approx(sk.log_loss(LABELS, probs.numpy(), sample_weight=own))
+    assert actual.metrics["accuracy"] == pytest.approx(sk.accuracy_score(LABELS, probs.argmax(1), sample_weight=own))
+    assert actual.metrics["nll"] == pytest.approx(sk.log_loss(LABELS, probs.numpy(), sample_weight=own))
     brier = sum(sk.brier_score_loss(k == LABELS, probs[:, k].numpy(), sample_weight=own) for k in range(K))
-    assert found.metrics["brier"] == pytest.approx(brier)
+    assert actual.metrics["brier"] == pytest.approx(brier)
     entropy = -(probs * probs.log()).sum(-1)
-    assert found.metrics["entropy"] == pytest.approx(float((WEIGHTS * entropy).sum() / WEIGHTS.sum()))
-    assert found.weights is not None
-    assert_close(found.weights, WEIGHTS[KEPT])
-    assert_close(found.targets, LABELS[KEPT])
-    assert_close(found.log_prob, probs.gather(1, LABELS[:, None])[KEPT, 0].log())
+    assert actual.metrics["entropy"] == pytest.approx(float((WEIGHTS * entropy).sum() / WEIGHTS.sum()))
+    assert actual.weights is not None
+    assert_close(actual.weights, WEIGHTS[KEPT])
+    assert_close(actual.targets, LABELS[KEPT])
+    assert_close(actual.log_prob, probs.gather(1, LABELS[:, None])[KEPT, 0].log())
 
 
 def test_a_regression_is_scored_as_by_scikit_learn():
     outputs, targets = normal(S, B, 2), normal(B, 2, seed=4)
-    found = tb.evaluate(tb.Predictive(outputs, Weighted(Gaussian(0.5))), (targets, WEIGHTS), target_scale=2.0)
+    actual = tb.evaluate(tb.Predictive(outputs, Weighted(Gaussian(0.5))), (targets, WEIGHTS), target_scale=2.0)
     error = sk.mean_squared_error(targets, outputs.mean(0), sample_weight=WEIGHTS)
-    assert found.metrics["rmse"] == pytest.approx(2 * error**0.5)
+    assert actual.metrics["rmse"] == pytest.approx(2 * error**0.5)
     plain = tb.evaluate(tb.Predictive(outputs[:, KEPT], Gaussian(0.5)), targets[KEPT], target_scale=2.0)
     share = WEIGHTS[KEPT] / WEIGHTS.sum()
     log_prob = distributions.Normal(outputs, 0.5 * torch.ones((), dtype=torch.float64)).log_prob(targets).sum(-1)
     expected = -(share * (log_prob.exp().mean(0).log())[KEPT]).sum() + 2 * torch.tensor(2.0, dtype=torch.float64).log()
-    assert found.metrics["nll"] == pytest.approx(float(expected))
-    assert found.metrics["nll"] != pytest.approx(plain.metrics["nll"], rel=1e-3)
-    assert plain.metrics.keys() == found.metrics.keys()
+    assert actual.metrics["nll"] == pytest.approx(float(expected))
+    assert actual.metrics["nll"] != pytest.approx(plain.metrics["nll"], rel=1e-3)
+    assert plain.metrics.keys() == actual.metrics.keys()
     low, high = tb.Predictive(outputs, Gaussian(0.5)).quantile(torch.tensor([0.025, 0.975]))
     inside = ((low <= targets) & (targets <= high)).double().mean(-1)
-    assert found.metrics["coverage"] == pytest.approx(float((WEIGHTS * inside).sum() / WEIGHTS.sum()))
+    assert actual.metrics["coverage"] == pytest.approx(float((WEIGHTS * inside).sum() / WEIGHTS.sum()))
 
 
 def test_ignored_rows_are_left_out_of_everything():
-    found = tb.evaluate(tb.Predictive(OUTPUTS, Categorical(ignore_index=-100)), HOLES)
+    actual = tb.evaluate(tb.Predictive(OUTPUTS, Categorical(ignore_index=-100)), HOLES)
     expected = tb.evaluate(tb.Predictive(OUTPUTS[:, KEPT], Categorical()), LABELS[KEPT])
-    assert found.metrics == pytest.approx(expected.metrics, rel=1e-12)
-    assert found.weights is None
-    assert found.probs is not None
+    assert actual.metrics == pytest.approx(expected.metrics, rel=1e-12)
+    assert actual.weights is None
+    assert actual.probs is not None
     assert expected.probs is not None
-    assert_close(found.probs, expected.probs)
-    assert_close(found.targets, expected.targets)
+    assert_close(actual.probs, expected.probs)
+    assert_close(actual.targets, expected.targets)
 
 
 def test_ignored_places_are_left_out_of_everything():
@@ -70,37 +70,37 @@ def test_ignored_places_are_left_out_of_everything():
     labels[normal(B, T, seed=6) > 0.8] = -100
     labels[7] = -100
     kept, rows = labels != -100, (labels != -100).any(1)
-    found = tb.evaluate(tb.Predictive(outputs, Categorical(ignore_index=-100)), labels)
+    actual = tb.evaluate(tb.Predictive(outputs, Categorical(ignore_index=-100)), labels)
     flat = tb.evaluate(tb.Predictive(outputs[:, kept], Categorical()), labels[kept]).metrics
     for name in ("accuracy", "brier", "ece", "ece_mass", "entropy", "mutual_information"):
-        assert found.metrics[name] == pytest.approx(flat[name], rel=1e-12)
+        assert actual.metrics[name] == pytest.approx(flat[name], rel=1e-12)
     log_p = outputs.log_softmax(-1).gather(-1, labels.clamp_min(0).expand(S, B, T).unsqueeze(-1)).squeeze(-1)
     joint = torch.where(kept, log_p, 0.0).sum(-1).exp().mean(0).log()
-    assert_close(found.log_prob, joint[rows])
-    assert found.metrics["nll"] == pytest.approx(float(-joint[rows].mean()))
-    assert len(found.targets) == int(rows.sum()) == B - int((~rows).sum())
+    assert_close(actual.log_prob, joint[rows])
+    assert actual.metrics["nll"] == pytest.approx(float(-joint[rows].mean()))
+    assert len(actual.targets) == int(rows.sum()) == B - int((~rows).sum())
 
 
 def test_weights_of_classes_and_smoothing_do_not_enter():
     """They are means of fitting, so that models fitted with and without can be compared."""
     expected = tb.evaluate(tb.Predictive(OUTPUTS, Categorical()), LABELS).metrics
-    found = tb.evaluate(tb.Predictive(OUTPUTS, Categorical((1.0, 5.0, 0.1), label_smoothing=0.1)), LABELS).metrics
-    assert found == pytest.approx(expected, rel=1e-12)
+    actual = tb.evaluate(tb.Predictive(OUTPUTS, Categorical((1.0, 5.0, 0.1), label_smoothing=0.1)), LABELS).metrics
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_data_without_weights_count_once():
     expected = tb.evaluate(tb.Predictive(OUTPUTS, Categorical()), LABELS).metrics
-    found = tb.evaluate(tb.Predictive(OUTPUTS, Weighted(Categorical())), LABELS)
-    assert found.metrics == pytest.approx(expected, rel=1e-12)
-    assert found.weights is None
+    actual = tb.evaluate(tb.Predictive(OUTPUTS, Weighted(Categorical())), LABELS)
+    assert actual.metrics == pytest.approx(expected, rel=1e-12)
+    assert actual.weights is None
 
 
 def test_soft_labels_are_judged_by_their_shares():
     soft = normal(B, K, seed=8).softmax(-1)
-    found = tb.evaluate(tb.Predictive(OUTPUTS, Categorical()), soft).metrics
+    actual = tb.evaluate(tb.Predictive(OUTPUTS, Categorical()), soft).metrics
     p = OUTPUTS.softmax(-1).mean(0)
-    assert found["nll"] == pytest.approx(float(-(soft * p.log()).sum(-1).mean()))
-    assert found["accuracy"] == pytest.approx(float(soft.gather(1, p.argmax(1, keepdim=True)).mean()))
+    assert actual["nll"] == pytest.approx(float(-(soft * p.log()).sum(-1).mean()))
+    assert actual["accuracy"] == pytest.approx(float(soft.gather(1, p.argmax(1, keepdim=True)).mean()))
     share = soft[:, :2] / soft[:, :2].sum(-1, keepdim=True)
     binary = tb.evaluate(tb.Predictive(OUTPUTS[..., :1], Bernoulli(soft=True)), share[:, :1]).metrics
     q = OUTPUTS[..., 0].sigmoid().mean(0)
@@ -120,9 +120,9 @@ class Mine(Categorical):
 
 
 def test_labels_that_are_no_classes_leave_the_log_score():
-    found = tb.evaluate(tb.Predictive(OUTPUTS, Mine()), HOLES)
-    assert set(found.metrics) == {"nll"}
-    assert found.probs is not None
+    actual = tb.evaluate(tb.Predictive(OUTPUTS, Mine()), HOLES)
+    assert set(actual.metrics) == {"nll"}
+    assert actual.probs is not None
     alone = tb.evaluate(tb.Predictive(OUTPUTS, Mine()), LABELS)
     assert set(alone.metrics) > {"accuracy", "nll"}
     half = [(normal(B, 2)[:30], HOLES[:30]), (normal(B, 2)[30:], LABELS[30:])]  # one batch of each kind
@@ -149,9 +149,9 @@ def test_temperature_scaling_counts_rows_by_their_weights():
     losses = [-(WEIGHTS * (logits / t).log_softmax(-1).gather(1, labels[:, None])[:, 0]).sum() for t in grid]
     assert fitted == pytest.approx(float(grid[torch.stack(losses).argmin()]), abs=4e-3)
     holes = tb.Predictive(OUTPUTS, Categorical(ignore_index=-100))
-    found = tb.TemperatureScaling.fit(holes, labels.masked_fill(~KEPT, -100)).temperature
+    actual = tb.TemperatureScaling.fit(holes, labels.masked_fill(~KEPT, -100)).temperature
     kept = tb.TemperatureScaling.fit(tb.Predictive(OUTPUTS[:, KEPT], Categorical()), labels[KEPT]).temperature
-    assert found == pytest.approx(kept, rel=1e-9)
+    assert actual == pytest.approx(kept, rel=1e-9)
 
 
 # labels that follow the average most of the time, so that a temperature is best that is neither 0 nor infinite

@@ -43,9 +43,9 @@ def test_groups_hold_what_the_library_computes(chains: tb.Posterior, data: tuple
     prediction = tb.predict(chains, data[0], draws=chains.default_draws)
     noise = prediction.distribution
     expected_SN = noise.log_prob(data[1]).flatten(1)
-    found = tree.log_likelihood["targets"].values
-    assert found.shape == (4, 500, ROWS)
-    np.testing.assert_allclose(found[3, 7], expected_SN[7 * 4 + 3].numpy(), rtol=1e-12)
+    actual = tree.log_likelihood["targets"].values
+    assert actual.shape == (4, 500, ROWS)
+    np.testing.assert_allclose(actual[3, 7], expected_SN[7 * 4 + 3].numpy(), rtol=1e-12)
     np.testing.assert_array_equal(tree.observed_data["targets"].values, data[1][:, 0].numpy())
     spread = tree.posterior_predictive["targets"].values.reshape(-1, ROWS).std(0)
     np.testing.assert_allclose(spread, noise.variance.mean(0).flatten().sqrt().numpy(), rtol=0.25)
@@ -95,11 +95,11 @@ def log_joint(weights_MSD: Tensor, data: tuple[Tensor, Tensor]) -> Tensor:
 
 def test_each_draw_has_the_report_of_its_own_step(data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     method = tb.HMC(chains=2, steps=60, burn_in=21, thin=3)
-    found: Any = tb.fit(model_of(tb.likelihoods.Gaussian(0.3)), data, method, callbacks=(), directory=tmp_path / "run")
-    stats = found.sample_stats
-    torch.testing.assert_close(stats["lp"], log_joint(found.weights_MSD, data), rtol=1e-10, atol=0)
+    actual: Any = tb.fit(model_of(tb.likelihoods.Gaussian(0.3)), data, method, callbacks=(), directory=tmp_path / "run")
+    stats = actual.sample_stats
+    torch.testing.assert_close(stats["lp"], log_joint(actual.weights_MSD, data), rtol=1e-10, atol=0)
     assert stats["step"].tolist() == [list(range(24, 61, 3))] * 2
-    found.save(tmp_path / "copy.safetensors")
+    actual.save(tmp_path / "copy.safetensors")
     for file in (tmp_path / "run" / "posterior.safetensors", tmp_path / "copy.safetensors"):
         loaded = tb.load(file, model_of(tb.likelihoods.Gaussian(0.3)))
         assert loaded.sample_stats is not None
@@ -123,11 +123,11 @@ def test_draws_on_minibatches_have_the_means_of_their_epoch(data: tuple[Tensor, 
     records: list[dict[str, Any]] = []
     method = tb.SGLD(chains=2, steps=200, burn_in=80, thin=1, batch_size=10, step_size=3e-3)
     keep = [lambda event: records.append(event.record) and None]
-    found = tb.fit(model_of(tb.likelihoods.Gaussian(0.3)), data, method, callbacks=keep)
-    assert found.sample_stats is not None
+    actual = tb.fit(model_of(tb.likelihoods.Gaussian(0.3)), data, method, callbacks=keep)
+    assert actual.sample_stats is not None
     expected = [[records[(step - 1) // 4]["log_density"][m] for step in range(81, 201)] for m in range(2)]
-    assert found.sample_stats["lp"].tolist() == expected
-    assert list(tb.to_arviz(found).sample_stats) == list(found.sample_stats)
+    assert actual.sample_stats["lp"].tolist() == expected
+    assert list(tb.to_arviz(actual).sample_stats) == list(actual.sample_stats)
 
 
 def test_a_line_that_was_lost_leaves_gaps() -> None:
@@ -153,7 +153,7 @@ def test_arviz_reads_the_reports(chains: tb.Posterior, data: tuple[Tensor, Tenso
 
 def test_what_chains_report_leaves_with_them(data: tuple[Tensor, Tensor]) -> None:
     method = tb.HMC(chains=3, steps=30, burn_in=10)
-    found: Any = tb.fit(model_of(tb.likelihoods.Gaussian(0.3)), data, method, callbacks=())
+    actual: Any = tb.fit(model_of(tb.likelihoods.Gaussian(0.3)), data, method, callbacks=())
     with pytest.warns(tb.ProblemWarning, match="dropped"):
-        left = without_dropped(found, torch.tensor([False, True, False]))
+        left = without_dropped(actual, torch.tensor([False, True, False]))
     torch.testing.assert_close(left.sample_stats["lp"], log_joint(left.weights_MSD, data), rtol=1e-10, atol=0)

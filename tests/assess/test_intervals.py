@@ -35,17 +35,17 @@ class Silent(Distribution):
 def test_they_are_those_of_evaluate():
     posterior = posterior_of(likelihoods.Gaussian(scale=0.7))
     data = normal(2500, 2), normal(2500, 1, seed=1)  # in three batches
-    found, expected = predicted_numbers(posterior, data), tb.evaluate(posterior, data)
-    assert found is not None
+    actual, expected = predicted_numbers(posterior, data), tb.evaluate(posterior, data)
+    assert actual is not None
     assert expected.mean is not None
     assert expected.scale is not None
-    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.scale, expected.scale, rtol=1e-12, atol=0)
-    assert torch.equal(found.targets, data[1])
-    inside = (found.low <= found.targets) & (found.targets <= found.high)
+    torch.testing.assert_close(actual.mean, expected.mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(actual.scale, expected.scale, rtol=1e-12, atol=0)
+    assert torch.equal(actual.targets, data[1])
+    inside = (actual.low <= actual.targets) & (actual.targets <= actual.high)
     assert inside.double().mean().item() == pytest.approx(expected.metrics["coverage"], abs=1e-12)
-    assert (found.levels <= 0.95).double().mean().item() == pytest.approx(expected.metrics["coverage"], abs=1e-12)
-    assert found.weights.tolist() == [1.0] * 2500
+    assert (actual.levels <= 0.95).double().mean().item() == pytest.approx(expected.metrics["coverage"], abs=1e-12)
+    assert actual.weights.tolist() == [1.0] * 2500
 
 
 def test_one_target_or_several_for_a_row():
@@ -62,26 +62,26 @@ def test_one_target_or_several_for_a_row():
 def test_rows_of_weight_zero_are_left_out():
     posterior = posterior_of(likelihoods.Weighted(likelihoods.Gaussian(scale=1.0)))
     targets, weights = normal(4, 1), torch.tensor([1.0, 0.0, 2.0, 0.5]).double()
-    found = predicted_numbers(posterior, (normal(4, 2), (targets, weights)))
-    assert found is not None
-    assert torch.equal(found.targets, targets[[0, 2, 3]])
-    assert found.weights.tolist() == [1.0, 2.0, 0.5]
+    actual = predicted_numbers(posterior, (normal(4, 2), (targets, weights)))
+    assert actual is not None
+    assert torch.equal(actual.targets, targets[[0, 2, 3]])
+    assert actual.weights.tolist() == [1.0, 2.0, 0.5]
 
 
 def test_counts_have_intervals():
-    found = predicted_numbers(posterior_of(likelihoods.Poisson()), (normal(6, 2), torch.arange(6).double()[:, None]))
-    assert found is not None
-    assert found.is_finite
-    assert (found.low <= found.high).all()
-    assert (found.low >= 0).all()
+    actual = predicted_numbers(posterior_of(likelihoods.Poisson()), (normal(6, 2), torch.arange(6).double()[:, None]))
+    assert actual is not None
+    assert actual.is_finite
+    assert (actual.low <= actual.high).all()
+    assert (actual.low >= 0).all()
 
 
 def test_moments_that_do_not_exist_are_said():
     heavy = likelihoods.StudentT(df=1.0, scale=1.0)
-    found = predicted_numbers(posterior_of(heavy), (normal(6, 2), normal(6, 1)))
-    assert found is not None
-    assert not found.is_finite
-    assert found.low.isfinite().all()
+    actual = predicted_numbers(posterior_of(heavy), (normal(6, 2), normal(6, 1)))
+    assert actual is not None
+    assert not actual.is_finite
+    assert actual.low.isfinite().all()
 
 
 def test_what_has_no_numbers_has_none_and_several_at_once_have_each_their_own():

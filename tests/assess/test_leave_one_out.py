@@ -25,12 +25,12 @@ def linear(seed: int = 0, rows: int = 30, columns: int = 3) -> tuple[Tensor, Ten
 
 def exact_elpd(inputs: Tensor, targets: Tensor) -> Tensor:
     """log p(y_n | the others) of each row, from as many posteriors."""
-    found = []
+    actual = []
     for n in range(len(inputs)):
         rest = torch.arange(len(inputs)) != n
         mean, variance = LinearGaussian(inputs[rest], targets[rest], 1.0, NOISE).predictive(inputs[n : n + 1])
-        found.append(torch.distributions.Normal(mean, variance.sqrt()).log_prob(targets[n])[0])
-    return torch.stack(found)
+        actual.append(torch.distributions.Normal(mean, variance.sqrt()).log_prob(targets[n])[0])
+    return torch.stack(actual)
 
 
 @cache
@@ -48,15 +48,15 @@ def exact_draws(truth: LinearGaussian, chains: int, draws: int) -> tb.Draws:
 def test_draws_of_a_linear_model_give_the_exact_density(draws: int, most: float) -> None:
     """The bounds are those of the published error per row, .069 and .033, on 30 rows and 4 weights."""
     inputs, targets, truth = linear()
-    found = tb.loo(exact_draws(truth, 1, draws), (inputs, targets.unsqueeze(1)))
+    actual = tb.loo(exact_draws(truth, 1, draws), (inputs, targets.unsqueeze(1)))
     exact = exact_elpd(inputs, targets)
-    assert float((found.elpd_N - exact).abs().max()) < most
-    assert found.elpd == pytest.approx(float(exact.sum()), abs=2.5 * most)
-    assert found.error == pytest.approx(float((30 * exact.var(correction=0)).sqrt()), rel=0.1)
+    assert float((actual.elpd_N - exact).abs().max()) < most
+    assert actual.elpd == pytest.approx(float(exact.sum()), abs=2.5 * most)
+    assert actual.error == pytest.approx(float((30 * exact.var(correction=0)).sqrt()), rel=0.1)
     within = torch.distributions.Normal(*_with(truth, inputs)).log_prob(targets).sum()
-    assert found.p_loo == pytest.approx(float(within - exact.sum()), abs=3 * most)
-    assert not len(found.untrusted)
-    assert found.problems == ()
+    assert actual.p_loo == pytest.approx(float(within - exact.sum()), abs=3 * most)
+    assert not len(actual.untrusted)
+    assert actual.problems == ()
 
 
 def _with(truth: LinearGaussian, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,29 +68,29 @@ def test_densities_and_shapes_are_those_of_arviz() -> None:
     arviz = pytest.importorskip("arviz")
     inputs, targets, truth = linear(seed=5)
     posterior = exact_draws(truth, 1, 1000)
-    found = tb.loo(posterior, (inputs, targets.unsqueeze(1)))
+    actual = tb.loo(posterior, (inputs, targets.unsqueeze(1)))
     outputs = posterior.functions()(inputs)[..., 0]
     log_likelihood = torch.distributions.Normal(outputs, NOISE).log_prob(targets).unsqueeze(0).numpy()
     data = arviz.from_dict(posterior={"w": posterior.weights_MSD.numpy()}, log_likelihood={"y": log_likelihood})
     theirs = arviz.loo(data, pointwise=True, reff=1.0)
-    assert_close(found.elpd_N, np.asarray(theirs.loo_i), atol=1e-6)
-    assert_close(found.k_N, np.asarray(theirs.pareto_k), atol=1e-6)
-    assert found.elpd == pytest.approx(float(theirs.elpd_loo), abs=1e-5)
-    assert found.error == pytest.approx(float(theirs.se), abs=1e-5)
-    assert found.p_loo == pytest.approx(float(theirs.p_loo), abs=1e-5)
-    assert found.threshold == pytest.approx(float(theirs.good_k), abs=1e-9)
+    assert_close(actual.elpd_N, np.asarray(theirs.loo_i), atol=1e-6)
+    assert_close(actual.k_N, np.asarray(theirs.pareto_k), atol=1e-6)
+    assert actual.elpd == pytest.approx(float(theirs.elpd_loo), abs=1e-5)
+    assert actual.error == pytest.approx(float(theirs.se), abs=1e-5)
+    assert actual.p_loo == pytest.approx(float(theirs.p_loo), abs=1e-5)
+    assert actual.threshold == pytest.approx(float(theirs.good_k), abs=1e-9)
 
 
 def test_the_closed_form_of_a_linear_model_is_exact() -> None:
     inputs, targets, _ = linear(seed=3)
     data = inputs, targets.unsqueeze(1)
     mean, _ = linear(seed=3)[2].posterior()
-    found = tb.loo(tb.fit(regression(), data, tb.Laplace(structure="dense", prior="model"), start=mean), data)
-    assert_close(found.elpd_N, exact_elpd(inputs, targets), rtol=1e-8)
+    actual = tb.loo(tb.fit(regression(), data, tb.Laplace(structure="dense", prior="model"), start=mean), data)
+    assert_close(actual.elpd_N, exact_elpd(inputs, targets), rtol=1e-8)
     features = LinearGaussian.features(inputs)
     leverage = (features @ linear(seed=3)[2].posterior()[1] * features).sum(1) / NOISE**2
-    assert_close(found.k_N, leverage, rtol=1e-8)
-    assert found.closed
+    assert_close(actual.k_N, leverage, rtol=1e-8)
+    assert actual.closed
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
@@ -118,11 +118,11 @@ def test_rows_that_count_twice_and_a_temperature_are_left_out_whole() -> None:
         variance = features[n] @ torch.linalg.solve(rest, features[n]) + NOISE**2
         exact.append(torch.distributions.Normal(features[n] @ left, variance.sqrt()).log_prob(targets[n]))
     draws = tb.Draws(model, (mean + normal(4000, 4) @ torch.linalg.cholesky(torch.linalg.inv(precision)).T)[None])
-    found = tb.loo(draws, data)
-    trusted = found.k_N < 0.7
+    actual = tb.loo(draws, data)
+    trusted = actual.k_N < 0.7
     assert int(trusted.sum()) > 25
-    assert float((found.elpd_N - torch.stack(exact)).abs()[trusted].max()) < 0.06
-    assert found.elpd == pytest.approx(float((weights * found.elpd_N).sum()))
+    assert float((actual.elpd_N - torch.stack(exact)).abs()[trusted].max()) < 0.06
+    assert actual.elpd == pytest.approx(float((weights * actual.elpd_N).sum()))
     closed = tb.loo(tb.fit(model, data, tb.Laplace(structure="dense", prior="model"), start=mean), data)
     assert_close(closed.elpd_N, torch.stack(exact), rtol=1e-8)
 
@@ -145,7 +145,7 @@ def _source() -> torch.Generator:
 def laplace_by_refits() -> Tensor:
     """log ∫ p(y_n | f) N(f; f₋, v₋) df at the mode of the others, by Newton's method and quadrature."""
     _, (inputs, targets) = logistic()
-    features, found = LinearGaussian.features(inputs), []
+    features, actual = LinearGaussian.features(inputs), []
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     for n in range(len(inputs)):
         rest = torch.arange(len(inputs)) != n
@@ -157,18 +157,18 @@ def laplace_by_refits() -> Tensor:
         deviation = (features[n] @ torch.linalg.solve(precision, features[n])).sqrt()
         f = features[n] @ w + deviation * torch.as_tensor(nodes)
         p = torch.sigmoid(f if targets[n] else -f)
-        found.append(math.log(float(torch.as_tensor(weights) @ p) / math.sqrt(2 * math.pi)))
-    return torch.tensor(found, dtype=torch.float64)
+        actual.append(math.log(float(torch.as_tensor(weights) @ p) / math.sqrt(2 * math.pi)))
+    return torch.tensor(actual, dtype=torch.float64)
 
 
 def test_the_closed_form_of_logistic_regression_is_close_to_refits() -> None:
     """60 rows and 4 weights: in published figures the largest error of a row is .007, of the sum .015."""
     model, data = logistic()
     posterior = tb.fit(model, data, tb.Laplace(structure="dense", prior="model"), start=_mode())
-    found = tb.loo(posterior, data)
-    assert float((found.elpd_N - laplace_by_refits()).abs().max()) < 0.015
-    assert found.elpd == pytest.approx(float(laplace_by_refits().sum()), abs=0.04)
-    assert found.p_loo > 0
+    actual = tb.loo(posterior, data)
+    assert float((actual.elpd_N - laplace_by_refits()).abs().max()) < 0.015
+    assert actual.elpd == pytest.approx(float(laplace_by_refits().sum()), abs=0.04)
+    assert actual.p_loo > 0
 
 
 def _mode() -> Tensor:
@@ -188,10 +188,10 @@ def test_members_in_different_modes_are_weighed_each_by_itself() -> None:
     data = inputs, targets.unsqueeze(1)
     near = exact_draws(truth, 1, 1000).weights_MSD
     both = torch.cat([near, near + 3.0])
-    found = tb.loo(tb.Draws(regression(), both), data)
+    actual = tb.loo(tb.Draws(regression(), both), data)
     each = [tb.loo(tb.Draws(regression(), both[m : m + 1]), data).elpd_N for m in range(2)]
-    assert_close(found.elpd_NM, torch.stack(each, 1))
-    assert_close(found.elpd_N, torch.stack(each).logsumexp(0) - math.log(2))
+    assert_close(actual.elpd_NM, torch.stack(each, 1))
+    assert_close(actual.elpd_N, torch.stack(each).logsumexp(0) - math.log(2))
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
@@ -202,14 +202,14 @@ def test_rows_of_large_leverage_are_said_and_refitted() -> None:
     targets[3] += 6
     truth = LinearGaussian(inputs, targets, 1.0, NOISE)
     data, posterior = (inputs, targets.unsqueeze(1)), exact_draws(truth, 1, 1000)
-    found, exact = tb.loo(posterior, data), exact_elpd(inputs, targets)
-    assert found.untrusted.tolist() == [3]
-    assert "k-hat is above 0.67 at 1 of 30 rows" in found.problems[0]
-    assert abs(float(found.elpd_N[3] - exact[3])) > 0.3
+    actual, exact = tb.loo(posterior, data), exact_elpd(inputs, targets)
+    assert actual.untrusted.tolist() == [3]
+    assert "k-hat is above 0.67 at 1 of 30 rows" in actual.problems[0]
+    assert abs(float(actual.elpd_N[3] - exact[3])) > 0.3
     again = tb.loo(posterior, data, refit=tb.NUTS(chains=1, steps=900, burn_in=100, mass="dense"))
     assert float(again.elpd_N[3]) == pytest.approx(float(exact[3]), rel=0.15)
     assert again.problems == ()
-    assert_close(again.elpd_N[:3], found.elpd_N[:3])
+    assert_close(again.elpd_N[:3], actual.elpd_N[:3])
 
 
 def test_an_approximation_is_weighed_by_the_posterior() -> None:
@@ -217,8 +217,8 @@ def test_an_approximation_is_weighed_by_the_posterior() -> None:
     inputs, targets, truth = linear(seed=6)
     mean, covariance = truth.posterior()
     wide = tb.Gaussian(regression(), mean[None], Dense.of_precision(torch.linalg.inv(1.5 * covariance)[None]))
-    found, exact = tb.loo(wide, (inputs, targets.unsqueeze(1))), exact_elpd(inputs, targets)
-    assert float((found.elpd_N - exact).abs().max()) < 0.15
+    actual, exact = tb.loo(wide, (inputs, targets.unsqueeze(1))), exact_elpd(inputs, targets)
+    assert float((actual.elpd_N - exact).abs().max()) < 0.15
 
 
 def test_what_cannot_be_left_out_is_refused() -> None:
@@ -240,9 +240,9 @@ def test_classes_have_sobol_averages() -> None:
     model = tb.Model(nn.Linear(2, 3).double(), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
     start = tb.fit(model, (inputs, labels), tb.MAP(epochs=60, batch_size=50, optimizer=tb.Adam(0.1)))
     posterior = tb.fit(model, (inputs, labels), tb.Laplace(structure="dense", prior="model"), start=start)
-    found = tb.loo(posterior, (inputs, labels))
-    assert -80 < found.elpd < float(found.lpd_N.sum())
-    assert 0 < found.p_loo < 9
+    actual = tb.loo(posterior, (inputs, labels))
+    assert -80 < actual.elpd < float(actual.lpd_N.sum())
+    assert 0 < actual.p_loo < 9
 
 
 def test_batches_may_be_padded_to_different_lengths() -> None:

@@ -69,15 +69,15 @@ def test_draws_have_the_shares_and_predictions_are_the_weighted_average() -> Non
     shares = (0.62, 0.3, 0.08)
     mixture = WeightedMixture(model(), (posterior,), (shares,), ("a", "b", "c"))
     each = [tb.predict(tb.Draws(model(), posterior.weights_MSD[m : m + 1]), rows[0]) for m in range(3)]
-    found = tb.predict(mixture, rows[0])
-    assert found.draws == int(1000 / 0.62)
+    actual = tb.predict(mixture, rows[0])
+    assert actual.draws == int(1000 / 0.62)
     weights = torch.tensor(shares, dtype=torch.float64).view(3, 1, 1)
     mean = (weights * torch.stack([p.mean for p in each])).sum(0)
-    assert_close(found.mean, mean, atol=0.015)
+    assert_close(actual.mean, mean, atol=0.015)
     second = (weights * torch.stack([p.variance + p.mean.square() for p in each])).sum(0)
-    assert_close(found.variance, second - mean.square(), atol=0.02)
+    assert_close(actual.variance, second - mean.square(), atol=0.02)
     log_prob = (weights[..., 0] * torch.stack([p.log_prob(rows[1]).exp() for p in each])).sum(0).log()
-    assert_close(found.log_prob(rows[1]), log_prob, atol=0.02)
+    assert_close(actual.log_prob(rows[1]), log_prob, atol=0.02)
     assert tb.evaluate(mixture, rows).metrics["nll"] == pytest.approx(-float(log_prob.mean()), abs=0.01)
 
 

@@ -63,15 +63,15 @@ def by_formula(name: str, w: Tensor) -> Tensor:
 def test_densities_are_their_formulas_up_to_a_constant_and_gradients_those_of_autograd(name: str):
     target = TARGETS[name]
     points = 0.7 * normal(5, target.posterior.size) + 0.2
-    found = target.posterior.log_density(torch, data_of(name), points)
+    actual = target.posterior.log_density(torch, data_of(name), points)
     expected = by_formula(name, points)
-    assert_close(found - found[0], expected - expected[0], rtol=1e-9, atol=1e-8)
+    assert_close(actual - actual[0], expected - expected[0], rtol=1e-9, atol=1e-8)
     leaf = points.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(target.posterior.log_density(torch, data_of(name), leaf).sum(), leaf)
     value = Closed(name)(points)
-    assert_close(value.log_density, found, rtol=1e-12, atol=1e-9)
+    assert_close(value.log_density, actual, rtol=1e-12, atol=1e-9)
     assert_close(value.gradient, gradient, rtol=1e-10, atol=1e-9)
-    assert_close(Closed(name).value(points).log_density, found, rtol=1e-12, atol=1e-9)
+    assert_close(Closed(name).value(points).log_density, actual, rtol=1e-12, atol=1e-9)
 
 
 def test_the_data_are_those_that_are_told_of():
@@ -104,8 +104,8 @@ def test_closed_moments_are_those_of_exact_draws():
 
 @pytest.mark.slow
 def test_the_reference_of_the_brownian_motion_is_its_quadrature():
-    found = json.loads(REFERENCES.read_text())["brownian"]["mean"]
-    assert_close(brownian(0.4).mean_F, torch.tensor(found).double(), rtol=1e-6)
+    actual = json.loads(REFERENCES.read_text())["brownian"]["mean"]
+    assert_close(brownian(0.4).mean_F, torch.tensor(actual).double(), rtol=1e-6)
 
 
 def test_every_target_has_moments_and_starts():
@@ -127,8 +127,8 @@ def test_a_crossing_is_the_last_step_whose_median_is_above():
 
 def test_errors_are_squares_in_variances_of_the_square():
     means = np.array([[[2.0, 5.0], [1.0, 4.0]]])
-    found = errors(means, np.array([[1.0, 4.0], [2.0, 0.5]]))
-    assert_close(found, np.array([[[1.25, 0.0]], [[2.0, 0.0]]]))
+    actual = errors(means, np.array([[1.0, 4.0], [2.0, 0.5]]))
+    assert_close(actual, np.array([[[1.25, 0.0]], [[2.0, 0.0]]]))
 
 
 def test_independent_draws_need_a_hundred():

@@ -30,9 +30,9 @@ _BASES = {"FullyBayesianAcquisitionFunction", "DecoupledAcquisitionFunction"}  #
 def kinds() -> dict[str, Any]:
     """The acquisition functions of BoTorch that can be made, by name."""
     classes: dict[str, Any] = {}
-    for found in pkgutil.walk_packages(botorch.acquisition.__path__, "botorch.acquisition."):
-        for name, kind in vars(importlib.import_module(found.name)).items():
-            mine = inspect.isclass(kind) and issubclass(kind, AcquisitionFunction) and kind.__module__ == found.name
+    for actual in pkgutil.walk_packages(botorch.acquisition.__path__, "botorch.acquisition."):
+        for name, kind in vars(importlib.import_module(actual.name)).items():
+            mine = inspect.isclass(kind) and issubclass(kind, AcquisitionFunction) and kind.__module__ == actual.name
             if mine and not inspect.isabstract(kind) and name not in _BASES:
                 classes[name] = kind
     return classes

@@ -326,12 +326,12 @@ def test_models_in_lists_and_weighed_targets():
 
 def test_the_same_seed_gives_the_same_candidate():
     model, bounds = PosteriorModel(drawn_networks()), torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
-    found = []
+    actual = []
     for _ in range(2):
         torch.manual_seed(4)
         acquisition = qExpectedImprovement(model, 0.1)
-        found.append(optimize_acqf(acquisition, bounds, q=2, num_restarts=2, raw_samples=8)[0])
-    assert torch.equal(*found)
+        actual.append(optimize_acqf(acquisition, bounds, q=2, num_restarts=2, raw_samples=8)[0])
+    assert torch.equal(*actual)
 
 
 def test_what_is_refused():

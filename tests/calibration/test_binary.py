@@ -46,9 +46,9 @@ def test_scikit_learn_finds_the_same_curve(name):
 def test_betacal_finds_the_same_curve():
     """betacal 1.1.0, parameters "abm", on forty rows; its solver stops at 1e-4 in the coefficients."""
     odds, targets = ODDS[:40], TARGETS[:40]
-    found = fitted("beta", odds, targets, torch.tensor([-3.0, -1.0, 0.0, 1.0, 3.0]).double())
+    actual = fitted("beta", odds, targets, torch.tensor([-3.0, -1.0, 0.0, 1.0, 3.0]).double())
     torch.testing.assert_close(
-        found, torch.tensor([0.031074, 0.459801, 0.733114, 0.849185, 0.902761]).double(), atol=5e-4, rtol=0
+        actual, torch.tensor([0.031074, 0.459801, 0.733114, 0.849185, 0.902761]).double(), atol=5e-4, rtol=0
     )
 
 
@@ -80,15 +80,15 @@ def test_beta_never_falls(slope):
 def test_soft_labels_are_rows_of_both_classes():
     """A label of .3 is .7 rows of one class and .3 of the other."""
     soft = torch.linspace(0.05, 0.95, 200).double()
-    found = tb.calibration.fit_calibrator(
+    actual = tb.calibration.fit_calibrator(
         tb.Predictive(ODDS[None, :, None], tb.likelihoods.Bernoulli(soft=True)), soft[:, None], method="affine"
     )
     model = LogisticRegression(C=np.inf, tol=1e-12, max_iter=10_000, solver="newton-cholesky")
     twice, labels = np.tile(ODDS.numpy(), 2)[:, None], np.repeat([0, 1], 200)
     model.fit(twice, labels, torch.cat([1 - soft, soft]).numpy())
-    assert isinstance(found, tb.calibration.LogOddsScaling)
+    assert isinstance(actual, tb.calibration.LogOddsScaling)
     expected = [*np.ravel(model.intercept_), *np.ravel(model.coef_)]
-    assert [found.bias, found.slope] == pytest.approx(expected, abs=1e-6)
+    assert [actual.bias, actual.slope] == pytest.approx(expected, abs=1e-6)
 
 
 def _isotonic(odds: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -112,18 +112,18 @@ def test_venn_abers_is_two_isotonic_regressions():
             for label in (0, 1)
         )
         expected.append(one / (1 - zero + one))
-    found = fitted("venn-abers", odds, TARGETS[:50], at)
-    torch.testing.assert_close(found, torch.tensor(expected).double(), atol=1e-12, rtol=0)
+    actual = fitted("venn-abers", odds, TARGETS[:50], at)
+    torch.testing.assert_close(actual, torch.tensor(expected).double(), atol=1e-12, rtol=0)
 
 
 def test_the_merge_has_the_least_regret_in_log_loss():
     """p₀ = .55 and p₁ = .70 merge to .60870: the larger of log p₁/p and log (1 − p₀)/(1 − p) is least there."""
     table = torch.tensor([[0.0, 0.55, 0.70]] * 3).double()
-    found = float(_merged(table, torch.tensor([1.0]).double()))
-    assert found == pytest.approx(0.60870, abs=5e-6)
+    actual = float(_merged(table, torch.tensor([1.0]).double()))
+    assert actual == pytest.approx(0.60870, abs=5e-6)
     p = torch.linspace(0.55, 0.70, 150_001).double()
     regret = torch.maximum((0.70 / p).log(), (0.45 / (1 - p)).log())
-    assert found == pytest.approx(float(p[regret.argmin()]), abs=2e-6)
+    assert actual == pytest.approx(float(p[regret.argmin()]), abs=2e-6)
 
 
 @pytest.mark.parametrize("name", ["affine", "quadratic", "beta"])

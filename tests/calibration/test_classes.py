@@ -64,8 +64,8 @@ def structured(rows: Rows, *, full: bool) -> Tensor:
 @pytest.mark.parametrize("rows", [ROWS, SOFT], ids=["weighted", "soft"])
 @pytest.mark.parametrize("full", [False, True], ids=["svs", "sms"])
 def test_structured_scaling_minimises_its_objective(rows, full):
-    found = METHODS["sms" if full else "svs"](rows).transform(rows.log_probs_BK)
-    torch.testing.assert_close(found, structured(rows, full=full), atol=1e-6, rtol=0)
+    actual = METHODS["sms" if full else "svs"](rows).transform(rows.log_probs_BK)
+    torch.testing.assert_close(actual, structured(rows, full=full), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("design", [ByClass(LOGS), ByMatrix(LOGS)], ids=["vector", "matrix"])
@@ -78,15 +78,17 @@ def test_the_optimum_is_as_close_as_it_says(design):
     def value(theta: Tensor) -> float:
         return ROWS.loss(design.logits(theta).log_softmax(-1)) + float(penalty @ (theta - start).square())
 
-    found = minimised(design, ROWS, start_P=start, penalty_P=penalty)
-    assert isinstance(found, Optimum)
-    assert 0 <= found.gap <= TOLERANCE
-    assert found.loss == pytest.approx(value(found.coefficients_P), abs=1e-14)
+    actual = minimised(design, ROWS, start_P=start, penalty_P=penalty)
+    assert isinstance(actual, Optimum)
+    assert 0 <= actual.gap <= TOLERANCE
+    assert actual.loss == pytest.approx(value(actual.coefficients_P), abs=1e-14)
     step = 1e-5
     for direction in torch.eye(size).double():
-        slope = (value(found.coefficients_P + step * direction) - value(found.coefficients_P - step * direction)) / step
+        slope = (
+            value(actual.coefficients_P + step * direction) - value(actual.coefficients_P - step * direction)
+        ) / step
         assert abs(slope / 2) < 1e-5
-    assert min(value(found.coefficients_P + 0.01 * normal(size, seed=s)) for s in range(5)) > found.loss
+    assert min(value(actual.coefficients_P + 0.01 * normal(size, seed=s)) for s in range(5)) > actual.loss
 
 
 # Fifteen rows of three classes, and what probmetrics 1.3.0 (single precision; its BFGS stops 2e-7 above the optimum)
@@ -119,9 +121,11 @@ PEERS = {
 @pytest.mark.parametrize("name", PEERS)
 def test_other_libraries_agree(name):
     calibrator = tb.calibration.fit_calibrator(tb.Predictive.from_probs(PROBS), LABELS, method=name)
-    found = tb.Predictive.from_probs(AT)
+    actual = tb.Predictive.from_probs(AT)
     expected = torch.tensor(PEERS[name], dtype=torch.float64)
-    torch.testing.assert_close(calibrator(found).probs, expected, atol=1e-3 if name in {"svs", "sms"} else 1e-6, rtol=0)
+    torch.testing.assert_close(
+        calibrator(actual).probs, expected, atol=1e-3 if name in {"svs", "sms"} else 1e-6, rtol=0
+    )
 
 
 def miscalibrated(rows: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -260,11 +264,11 @@ def test_outputs_keep_their_dtype(dtype):
     outputs = 2 * normal(2, 100, 3)
     labels = labels_of(outputs.mean(0) / 2)
     predictive = tb.Predictive(outputs.to(dtype), tb.likelihoods.Categorical())
-    found = tb.calibration.fit_calibrator(predictive, labels, method="sms")(predictive)
-    assert found.outputs_SBK.dtype == dtype
+    actual = tb.calibration.fit_calibrator(predictive, labels, method="sms")(predictive)
+    assert actual.outputs_SBK.dtype == dtype
     full = tb.Predictive(outputs, tb.likelihoods.Categorical())
     expected = tb.calibration.fit_calibrator(full, labels, method="sms")(full).probs
-    torch.testing.assert_close(found.probs.double(), expected, atol=1e-5 if dtype == torch.float32 else 0.03, rtol=0)
+    torch.testing.assert_close(actual.probs.double(), expected, atol=1e-5 if dtype == torch.float32 else 0.03, rtol=0)
 
 
 def test_what_is_refused():

@@ -15,14 +15,14 @@ WEIGHTS = torch.arange(300).double() % 3
 
 def test_of_one_normal_function_it_is_the_root_mean_square():
     residuals = (TARGETS - MEAN[0]) / 0.2
-    found = tb.calibration.fit_calibrator(tb.Predictive(MEAN, tb.likelihoods.Gaussian(0.2)), TARGETS)
-    assert isinstance(found, tb.calibration.NoiseScaling)
-    assert found.factor == pytest.approx(float(residuals.square().mean().sqrt()), rel=1e-6)
+    actual = tb.calibration.fit_calibrator(tb.Predictive(MEAN, tb.likelihoods.Gaussian(0.2)), TARGETS)
+    assert isinstance(actual, tb.calibration.NoiseScaling)
+    assert actual.factor == pytest.approx(float(residuals.square().mean().sqrt()), rel=1e-6)
     weighted = tb.Predictive(MEAN, tb.likelihoods.Weighted(tb.likelihoods.Gaussian(0.2)))
-    found = tb.calibration.fit_calibrator(weighted, (TARGETS, WEIGHTS), method="noise")
+    actual = tb.calibration.fit_calibrator(weighted, (TARGETS, WEIGHTS), method="noise")
     expected = (WEIGHTS @ residuals.square().mean(1) / WEIGHTS.sum()).sqrt()
-    assert found.factor == pytest.approx(float(expected), rel=1e-6)  # type: ignore[attr-defined]
-    assert found(weighted).log_prob(TARGETS).shape == (300,)
+    assert actual.factor == pytest.approx(float(expected), rel=1e-6)  # type: ignore[attr-defined]
+    assert actual(weighted).log_prob(TARGETS).shape == (300,)
 
 
 @pytest.mark.parametrize("likelihood", [tb.likelihoods.Gaussian(0.1), tb.likelihoods.StudentT(4.0, 0.1)])
@@ -30,8 +30,8 @@ def test_of_an_average_it_is_the_best_on_a_grid(likelihood):
     """The mixture's own density, of each function with wider noise; the functions stay apart as they were."""
     outputs = MEAN + 0.5 * normal(5, 300, 2, seed=4)
     predictive = tb.Predictive(outputs, likelihood)
-    found = tb.calibration.fit_calibrator(predictive, TARGETS)
-    factor = found.factor  # type: ignore[attr-defined]
+    actual = tb.calibration.fit_calibrator(predictive, TARGETS)
+    factor = actual.factor  # type: ignore[attr-defined]
 
     def loss(c: float) -> float:
         if isinstance(likelihood, tb.likelihoods.Gaussian):
@@ -41,11 +41,11 @@ def test_of_an_average_it_is_the_best_on_a_grid(likelihood):
         return -float((wider.log_prob(TARGETS).sum(-1).logsumexp(0) - torch.tensor(5.0).log()).mean())
 
     assert loss(factor) <= min(loss(factor * c) for c in (0.1, 0.5, 0.99, 0.999, 1.001, 1.01, 2.0, 10.0))
-    widened = found(predictive)
+    widened = actual(predictive)
     assert -float(widened.log_prob(TARGETS).mean()) == pytest.approx(loss(factor), rel=1e-7)
     torch.testing.assert_close(widened.epistemic, predictive.epistemic)
     torch.testing.assert_close(widened.aleatoric, factor**2 * predictive.aleatoric)
-    again = found(widened)
+    again = actual(widened)
     torch.testing.assert_close(again.aleatoric, factor**4 * predictive.aleatoric)
 
 

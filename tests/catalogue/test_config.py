@@ -26,11 +26,11 @@ SINE = Problem("toy_sine", "mlp", {"hidden": [8]}, "gaussian", train_size=20)
 
 @pytest.mark.parametrize("name", [name for name in data.names() if name != "imdb"])
 def test_every_data_set_has_settings_with_equal_budgets(name):
-    found = defaults(name)
-    budgets = [(m.members, m.epochs, m.batch_size, m.optimizer) for m in (found["ensemble"], found["multiswag"])]
+    actual = defaults(name)
+    budgets = [(m.members, m.epochs, m.batch_size, m.optimizer) for m in (actual["ensemble"], actual["multiswag"])]
     assert budgets[0] == budgets[1]
-    assert found.problem.data == name
-    assert {found["ensemble"].plan, found["multiswag"].plan} <= {
+    assert actual.problem.data == name
+    assert {actual["ensemble"].plan, actual["multiswag"].plan} <= {
         "native",
         "loop",
         "vmap",
@@ -82,12 +82,12 @@ def test_likelihood_and_data_must_go_together():
 
 def test_settings_are_described_with_their_class():
     method = tb.SWAG(members=3, optimizer=tb.Adam(0.02, betas=(0.8, 0.9)))
-    found = yaml.safe_load(yaml.safe_dump(describe(method)))
-    assert found["class_path"] == "torchbayes.SWAG"
-    optimizer = found["init_args"].pop("optimizer")
+    actual = yaml.safe_load(yaml.safe_dump(describe(method)))
+    assert actual["class_path"] == "torchbayes.SWAG"
+    optimizer = actual["init_args"].pop("optimizer")
     betas = tuple(optimizer["init_args"].pop("betas"))
     assert tb.Adam(betas=betas, **optimizer["init_args"]) == method.optimizer
-    assert tb.SWAG(optimizer=method.optimizer, **found["init_args"]) == method
+    assert tb.SWAG(optimizer=method.optimizer, **actual["init_args"]) == method
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # too short a run to learn anything

@@ -73,13 +73,13 @@ def ended(run, expected):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
-            found = scores(run)
+            actual = scores(run)
         except (ValueError, TypeError, OSError) as error:
             said = str(error)
             return "said" if said and len(said) < 1500 else f"raw: {said[:200]}"
         except Exception as error:
             return f"raw: {type(error).__name__}: {error}"
-    same = found == expected
+    same = actual == expected
     return "same" if same else "told" if told else "silent"
 
 

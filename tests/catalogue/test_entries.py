@@ -82,8 +82,8 @@ def test_a_likelihood_is_built_for_the_data_that_it_is_for(name):
     # with the plan that is usual there, which must be one that can run it
     method = tb.MAP(epochs=15, batch_size=20, optimizer=tb.Adam(0.05), plan=usual_plan(problem))
     posterior = tb.fit(setup.model, tuple(setup.data.train), method, callbacks=())
-    found = tb.evaluate(posterior, tuple(setup.data.test), target_scale=setup.target_scale).metrics
-    assert found.keys() >= {"nll", "accuracy" if entry.task == "classification" else "rmse"}
+    actual = tb.evaluate(posterior, tuple(setup.data.test), target_scale=setup.target_scale).metrics
+    assert actual.keys() >= {"nll", "accuracy" if entry.task == "classification" else "rmse"}
 
 
 def fitting(task: str, *, without: tuple[str, ...] = ()) -> str:
@@ -134,9 +134,9 @@ def test_two_classes_by_one_output_or_by_two():
         mode = tb.fit(setup.model, tuple(setup.data.train), method, callbacks=())
         laplace = tb.fit(setup.model, tuple(setup.data.train), tb.Laplace("dense", prior="model"), start=mode)
         for posterior in (mode, laplace):
-            found = tb.evaluate(preferred(posterior), tuple(setup.data.test))
-            assert found.probs is not None
-            probs.append(found.probs)
+            actual = tb.evaluate(preferred(posterior), tuple(setup.data.test))
+            assert actual.probs is not None
+            probs.append(actual.probs)
     torch.testing.assert_close(probs[0], probs[2], atol=1e-4, rtol=0)
     torch.testing.assert_close(probs[1], probs[3], atol=1e-4, rtol=0)
     assert (probs[0] - probs[1]).abs().max() > 0.01
@@ -152,12 +152,12 @@ def test_counts_are_seen_and_judged_in_raw_units():
     posterior = tb.fit(
         setup.model, tuple(setup.data.train), tb.MAP(epochs=40, batch_size=20, optimizer=tb.Adam(0.02)), callbacks=()
     )
-    found = tb.evaluate(posterior, tuple(setup.data.test), target_scale=setup.target_scale).metrics
+    actual = tb.evaluate(posterior, tuple(setup.data.test), target_scale=setup.target_scale).metrics
     rates = posterior.functions()(setup.data.test.inputs)[0].exp()
-    assert found["rmse"] == pytest.approx(float((rates - expected).square().mean().sqrt()), rel=1e-5)
+    assert actual["rmse"] == pytest.approx(float((rates - expected).square().mean().sqrt()), rel=1e-5)
     log_prob = torch.distributions.Poisson(rates).log_prob(expected.round())
-    assert found["nll"] == pytest.approx(-float(log_prob.mean()), rel=1e-5)
-    assert {"nll_gaussian", "coverage"} <= found.keys()
+    assert actual["nll"] == pytest.approx(-float(log_prob.mean()), rel=1e-5)
+    assert {"nll_gaussian", "coverage"} <= actual.keys()
 
 
 @pytest.mark.parametrize("name", PRIORS)
@@ -291,19 +291,19 @@ def test_usual_settings_of_own_data_are_those_without_a_data_set():
 
 def test_classes_are_held_out_in_their_shares():
     labels = np.repeat([5, 7, 9], [50, 30, 20])
-    found = as_data("mine", (np.arange(100.0)[:, None], labels), split=1)
-    assert found.classes == ("5", "7", "9")
-    assert torch.bincount(found.test.targets).tolist() == [5, 3, 2]
-    assert torch.bincount(found.train.targets).tolist() == [45, 27, 18]
+    actual = as_data("mine", (np.arange(100.0)[:, None], labels), split=1)
+    assert actual.classes == ("5", "7", "9")
+    assert torch.bincount(actual.test.targets).tolist() == [5, 3, 2]
+    assert torch.bincount(actual.train.targets).tolist() == [45, 27, 18]
     other = as_data("mine", (np.arange(100.0)[:, None], labels), split=2)
-    assert not torch.equal(found.test.inputs, other.test.inputs)
+    assert not torch.equal(actual.test.inputs, other.test.inputs)
     given = as_data("mine", ((np.eye(3), [0, 1, 2]), (np.eye(3)[:1], [2])))
     assert given.test.targets.tolist() == [2]
     assert as_data("mine", (np.zeros((30, 1, 8, 8), np.uint8), np.arange(30) % 3)).is_image
 
 
 @pytest.mark.parametrize(
-    ("found", "error", "said"),
+    ("actual", "error", "said"),
     [
         (3, TypeError, "must give"),
         ((np.eye(3), np.arange(2)), ValueError, "one target for each row"),
@@ -315,9 +315,9 @@ def test_classes_are_held_out_in_their_shares():
         (((np.eye(2), [0, 0]), (np.eye(2), [0, 1])), ValueError, "no training row of mine is of the class '1'"),
     ],
 )
-def test_arrays_that_are_no_data_are_refused(found, error, said):
+def test_arrays_that_are_no_data_are_refused(actual, error, said):
     with pytest.raises(error, match=said):
-        as_data("mine", found)
+        as_data("mine", actual)
 
 
 def test_methods_are_found_by_class_path_and_entry_point(monkeypatch):

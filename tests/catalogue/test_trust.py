@@ -114,8 +114,8 @@ def test_entry_points_of_installed_packages_are_trusted(monkeypatch):
     config = {"network": "a.b:build", "method": {"class_path": "a.b.Method"}, "data": "two_moons"}
     assert foreign_code(config) == {"a.b:build": "network", "a.b.Method": "method"}
     points = {"torchbayes.networks": "a.b:build", "torchbayes.methods": "a.b:Method"}
-    found = {group: {"x": EntryPoint("x", value, group)} for group, value in points.items()}
-    monkeypatch.setattr("torchbayes.catalogue.imports.registered", lambda group: found.get(group, {}))
+    actual = {group: {"x": EntryPoint("x", value, group)} for group, value in points.items()}
+    monkeypatch.setattr("torchbayes.catalogue.imports.registered", lambda group: actual.get(group, {}))
     assert foreign_code(config) == {}
 
 

@@ -115,30 +115,30 @@ def _name(value: Any) -> str:
 
 @pytest.mark.parametrize(("check", "fit", "grades"), CASES, ids=_name)
 def test_what_is_wrong_is_flagged_and_what_is_right_is_not(check: str, fit: Any, grades: tuple[str, ...]) -> None:
-    found = certify(fit, check, **SHORT)[check]
-    assert found.grade in grades, found
-    assert found.meaning.endswith(".")
-    if found.grade != "not judged":
-        assert found.numbers
-        assert found.threshold
-        assert bool(found.remedy) == (found.grade != "green" or check == "simulation")
+    actual = certify(fit, check, **SHORT)[check]
+    assert actual.grade in grades, actual
+    assert actual.meaning.endswith(".")
+    if actual.grade != "not judged":
+        assert actual.numbers
+        assert actual.threshold
+        assert bool(actual.remedy) == (actual.grade != "green" or check == "simulation")
 
 
 @pytest.mark.parametrize(("noise", "grade"), [(0.5, "green"), (0.3, "red"), (1.0, "red")])
 def test_coverage_sees_a_wrong_noise(noise: float, grade: str) -> None:
-    found = certify(exact, "coverage", data=rows(400), of=model(noise))["coverage"]
-    assert found.grade == grade
-    assert found.numbers["rows"] == 400
+    actual = certify(exact, "coverage", data=rows(400), of=model(noise))["coverage"]
+    assert actual.grade == grade
+    assert actual.numbers["rows"] == 400
     if grade == "red":
-        assert ("too few" in found.meaning) == (noise < 0.5)
+        assert ("too few" in actual.meaning) == (noise < 0.5)
 
 
 def test_the_prior_is_seen_by_the_data_alone() -> None:
     """Returned as posterior, it has uniform ranks of every function of the weights (Modrák et al. 2023)."""
-    found = certify(from_prior, "simulation")["simulation"]
+    actual = certify(from_prior, "simulation")["simulation"]
     from torchbayes.certificate.uniformity import uniformity
 
-    p_values = {name: uniformity(torch.tensor(u).double()).p_value for name, u in found.curves.items()}
+    p_values = {name: uniformity(torch.tensor(u).double()).p_value for name, u in actual.curves.items()}
     assert p_values.pop("log likelihood") < 0.001
     assert min(p_values.values()) * len(p_values) > 0.05
     assert {"log prior", "mean output", "output outside", "output at row 0"} == {
@@ -171,8 +171,8 @@ def test_truths_from_the_posterior_are_refitted_with_all_rows() -> None:
 
     budget = {"source": "posterior", "rows": 30, "simulations": 100}
     posterior = exact(model(), rows())
-    found = tb.certify(posterior, rows(), fit, budget=tb.Budget(checks=("simulation",), **budget))
-    assert found.grade == "green"
+    actual = tb.certify(posterior, rows(), fit, budget=tb.Budget(checks=("simulation",), **budget))
+    assert actual.grade == "green"
     assert set(seen) == {90}
     wrong = tb.certify(
         exact(model(), rows(), shift=1.5),
@@ -210,40 +210,40 @@ def test_fits_that_fail_are_counted() -> None:
             raise tb.DivergedError("the loss is not finite.")
         return exact(of, data)
 
-    found = tb.certify(
+    actual = tb.certify(
         exact(model(), rows()),
         rows(),
         fit,
         budget=tb.Budget(checks=("simulation",), simulations=40),
         seed=1,
     )["simulation"]
-    assert found.grade == "amber"
-    assert "fits failed (the loss is not finite)" in found.meaning
-    assert found.numbers["simulations"] < 40
+    assert actual.grade == "amber"
+    assert "fits failed (the loss is not finite)" in actual.meaning
+    assert actual.numbers["simulations"] < 40
 
 
 def test_without_a_method_what_fits_again_is_not_judged() -> None:
-    found = tb.certify(exact(model(), rows()), rows(), budget=tb.Budget(**SHORT))
-    grades = {check.name: check.grade for check in found}
+    actual = tb.certify(exact(model(), rows()), rows(), budget=tb.Budget(**SHORT))
+    grades = {check.name: check.grade for check in actual}
     assert {name for name, grade in grades.items() if grade == "not judged"} == {
         "simulation",
         "coverage",
         "seeds",
         "R-hat",
     }
-    assert "method=" in found["simulation"].meaning
-    assert found.grade == "green"
+    assert "method=" in actual["simulation"].meaning
+    assert actual.grade == "green"
 
 
 def test_the_page_and_the_numbers_hold_every_check(tmp_path: Path) -> None:
-    found = certify(partial(exact, scale=0.6), "simulation", "k-hat", "R-hat")
-    page = found.save(tmp_path / "certificate.html")
+    actual = certify(partial(exact, scale=0.6), "simulation", "k-hat", "R-hat")
+    page = actual.save(tmp_path / "certificate.html")
     text, numbers = page.read_text(), json.loads(page.with_suffix(".json").read_text())
     assert numbers["grade"] == "red"
     assert [each["name"] for each in numbers["checks"]] == ["simulation", "k-hat", "R-hat"]
-    assert all(check.meaning.split(":")[0] in text for check in found)
-    assert list(found.frame()["grade"]) == ["red", "red", "not judged"]
-    assert repr(found) == "Certificate: red(simulation=red, k-hat=red, R-hat=not judged)"
+    assert all(check.meaning.split(":")[0] in text for check in actual)
+    assert list(actual.frame()["grade"]) == ["red", "red", "not judged"]
+    assert repr(actual) == "Certificate: red(simulation=red, k-hat=red, R-hat=not judged)"
 
 
 def mode(of: tb.Model, data: Any) -> Tensor:
@@ -274,11 +274,11 @@ def test_classes_are_simulated_and_covered(kind: Any) -> None:
 
     data = inputs, labels
     budget = tb.Budget(checks=("simulation", "coverage"), simulations=12, folds=2)
-    found = tb.certify(fit(of, data, 0), data, fit, budget=budget)
-    assert found["simulation"].numbers["p"] > 0.05
-    assert found["simulation"].grade == "amber"
-    assert "12 simulations are too few to say" in found["simulation"].meaning
-    assert found["coverage"].grade == "green"
+    actual = tb.certify(fit(of, data, 0), data, fit, budget=budget)
+    assert actual["simulation"].numbers["p"] > 0.05
+    assert actual["simulation"].grade == "amber"
+    assert "12 simulations are too few to say" in actual["simulation"].meaning
+    assert actual["coverage"].grade == "green"
 
 
 def test_sets_of_classes_need_the_levels_of_their_definition() -> None:
@@ -323,9 +323,9 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
 
 def test_one_row_leaves_nothing_to_cover() -> None:
-    found = certify(exact, "coverage", data=rows(1))["coverage"]
-    assert found.grade == "not judged"
-    assert "at least 2 rows" in found.meaning
+    actual = certify(exact, "coverage", data=rows(1))["coverage"]
+    assert actual.grade == "not judged"
+    assert "at least 2 rows" in actual.meaning
 
 
 def test_a_prior_that_the_fit_chose_is_chosen_again() -> None:
@@ -352,10 +352,10 @@ def test_a_prior_that_the_fit_chose_is_chosen_again() -> None:
 
 def test_a_known_problem_is_shown_and_leaves_nothing_green() -> None:
     check = tb.Check("k-hat", "green", {"k-hat": 0.1}, meaning="Good.")
-    found = tb.Certificate((check,), problems=("chain 2 never moved",))
-    assert found.grade == "amber"
-    assert "1 problem" in repr(found)
-    assert "chain 2 never moved" in found.page().html
+    actual = tb.Certificate((check,), problems=("chain 2 never moved",))
+    assert actual.grade == "amber"
+    assert "1 problem" in repr(actual)
+    assert "chain 2 never moved" in actual.page().html
     assert tb.Certificate((check,)).grade == "green"
     assert tb.Certificate(()).grade == "not judged"
     assert "Nothing could be judged" in tb.Certificate(()).page().html

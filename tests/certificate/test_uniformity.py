@@ -51,13 +51,13 @@ def test_uniform_numbers_are_rejected_as_often_as_they_should(count: int) -> Non
 @pytest.mark.parametrize(("width", "shift"), [(0.6, 0.0), (1.6, 0.0), (1.0, 0.5), (1.0, -0.5)])
 def test_sizes_are_those_that_were_put_in(width: float, shift: float) -> None:
     """Posteriors N(m + shift s, s²) of truths N(m, (s/width)²); the shift is in units of s."""
-    found = uniformity(torch.special.ndtr(normal(4000, seed=3) / width - shift))
-    assert found.p_value < 0.01
-    assert found.shift == pytest.approx(shift, abs=0.06)
+    actual = uniformity(torch.special.ndtr(normal(4000, seed=3) / width - shift))
+    assert actual.p_value < 0.01
+    assert actual.shift == pytest.approx(shift, abs=0.06)
     if shift == 0:
-        assert found.width == pytest.approx(width, rel=0.06)
-    assert found.width_interval[0] < found.width < found.width_interval[1]
-    assert found.shift_interval[0] < found.shift < found.shift_interval[1]
+        assert actual.width == pytest.approx(width, rel=0.06)
+    assert actual.width_interval[0] < actual.width < actual.width_interval[1]
+    assert actual.shift_interval[0] < actual.shift < actual.shift_interval[1]
 
 
 def test_the_largest_difference_is_that_of_kolmogorov_and_smirnov() -> None:
@@ -68,9 +68,9 @@ def test_the_largest_difference_is_that_of_kolmogorov_and_smirnov() -> None:
 
 
 def test_points_claim_a_width_of_zero() -> None:
-    found = uniformity((uniform(100) > 0.5).double())
-    assert found.width < 0.05
-    assert not math.isnan(found.shift)
+    actual = uniformity((uniform(100) > 0.5).double())
+    assert actual.width < 0.05
+    assert not math.isnan(actual.shift)
 
 
 @pytest.mark.parametrize("values", [[0.5], [], [0.2, 1.2], [0.2, -0.1], [math.nan, 0.5]])

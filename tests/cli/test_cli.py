@@ -69,11 +69,11 @@ def compared(moons, monkeypatch):
 
 def test_compare_prints_one_table_and_writes_a_report(moons):
     home, out, err = moons
-    found = numbers(home)["methods"]
+    actual = numbers(home)["methods"]
     for label, name in (("single network", "single"), ("MultiSWAG", "multiswag")):
         row = next(line for line in out.splitlines() if line.strip().startswith(label))
-        assert f"{found[name]['clean']['nll']:.3f}" in row
-        assert f"{100 * found[name]['clean']['accuracy']:.1f} %" in row
+        assert f"{actual[name]['clean']['nll']:.3f}" in row
+        assert f"{100 * actual[name]['clean']['accuracy']:.1f} %" in row
     assert (home / "report.html").exists()
     assert "fitting: deep ensemble, 2 × 4 epochs" in err
 
@@ -133,10 +133,10 @@ def test_resume_takes_the_settings_of_the_directory(capsys):
 
 def test_a_choice_of_classes_is_by_name(capsys):
     options = ["--ensemble.optimizer", "AdamW", "--ensemble.optimizer.lr", "0.01", "--ensemble.schedule", "Constant"]
-    found = printed(capsys, *MOONS[1:], *options, "--methods", "single")["methods"]["single"]["init_args"]
-    assert found["optimizer"]["class_path"] == "torchbayes.AdamW"
-    assert found["optimizer"]["init_args"]["lr"] == 0.01
-    assert found["schedule"] == {"class_path": "torchbayes.Constant", "init_args": {}}
+    actual = printed(capsys, *MOONS[1:], *options, "--methods", "single")["methods"]["single"]["init_args"]
+    assert actual["optimizer"]["class_path"] == "torchbayes.AdamW"
+    assert actual["optimizer"]["init_args"]["lr"] == 0.01
+    assert actual["schedule"] == {"class_path": "torchbayes.Constant", "init_args": {}}
 
 
 @pytest.mark.parametrize("method", ["MAP", "SWA", "SWAG"])
@@ -145,12 +145,12 @@ def test_fit_then_evaluate_gives_what_the_library_gives(capsys, method):
     assert main(["fit", *options, "--directory", "run"]) == 0
     capsys.readouterr()
     assert main(["evaluate", "run", "--draws", "6", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    actual = json.loads(capsys.readouterr().out)
     setup, posterior = load_run(Path("run"))
     inputs, targets = setup.data.test
     probs = normalised(tb.predict(posterior, inputs, draws=6).probs.numpy())
-    assert found["nll"] == pytest.approx(log_loss(targets, probs), rel=1e-5)
-    assert found["accuracy"] == accuracy_score(targets, probs.argmax(1))
+    assert actual["nll"] == pytest.approx(log_loss(targets, probs), rel=1e-5)
+    assert actual["accuracy"] == accuracy_score(targets, probs.argmax(1))
     assert posterior.members == 2
 
 
@@ -192,13 +192,13 @@ def test_evaluate_tells_foreign_images_from_the_test_set(capsys):
     assert main(["fit", *options]) == 0
     capsys.readouterr()
     assert main(["evaluate", "run", "--data", "letters", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    actual = json.loads(capsys.readouterr().out)
     setup, posterior = load_run(Path("run"))
     letters = data.out_of_distribution(setup.data, "letters")["letters"]
     inside, outside = (tb.uncertainty(posterior, x) for x in (setup.data.test.inputs, letters))
     # AUROC is the chance that a foreign image has the higher entropy
     above = (outside.entropy[:, None] > inside.entropy[None]).double().mean()
-    assert found["auroc_entropy"] == pytest.approx(float(above), abs=1e-3)
+    assert actual["auroc_entropy"] == pytest.approx(float(above), abs=1e-3)
 
 
 def test_published_predictions_are_evaluated(capsys):
@@ -207,11 +207,11 @@ def test_published_predictions_are_evaluated(capsys):
     labels = rng.integers(0, 3, 50).astype(np.uint8)
     np.savez("p.npz", probs=probs, labels=labels)
     assert main(["evaluate", "--predictions", "p.npz", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["nll"] == pytest.approx(log_loss(labels, normalised(probs), labels=range(3)), rel=1e-5)
-    assert found["accuracy"] == accuracy_score(labels, probs.argmax(1))
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["nll"] == pytest.approx(log_loss(labels, normalised(probs), labels=range(3)), rel=1e-5)
+    assert actual["accuracy"] == accuracy_score(labels, probs.argmax(1))
     assert main(["evaluate", "--predictions", "p.npz"]) == 0
-    assert re.search(rf"nll +{found['nll']:.4f}", capsys.readouterr().out)
+    assert re.search(rf"nll +{actual['nll']:.4f}", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("name", "accuracy", "nll"), [("cifar10", 0.9144, 0.2773), ("imdb", 0.8756, 0.2950)])
@@ -220,9 +220,9 @@ def test_published_hmc_predictions_have_the_stated_numbers(capsys, name, accurac
     if not path.is_file():
         pytest.skip("published HMC predictions not found: set TORCHBAYES_DATA to a folder with hmc_reference/")
     assert main(["evaluate", "--predictions", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["accuracy"] == pytest.approx(accuracy, abs=5.1e-5)
-    assert found["nll"] == pytest.approx(nll, abs=5.1e-5)
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["accuracy"] == pytest.approx(accuracy, abs=5.1e-5)
+    assert actual["nll"] == pytest.approx(nll, abs=5.1e-5)
 
 
 def test_list_names_everything(capsys):

@@ -45,7 +45,7 @@ def test_a_run_is_certified_as_the_library_does(capsys):
     command = ["certify", "run", *FEW, "--checks", json.dumps(checks)]
     capsys.readouterr()
     assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    actual = json.loads(capsys.readouterr().out)
     setup, posterior = load_run(Path("run"))
     budget = tb.Budget(simulations=2, rows=20, folds=2, seeds=1, checks=tuple(checks))
     expected = tb.certify(
@@ -55,14 +55,14 @@ def test_a_run_is_certified_as_the_library_does(capsys):
         inputs=setup.data.test.inputs,
         budget=budget,
     )
-    assert [each["grade"] for each in found["checks"]] == [check.grade for check in expected]
-    for each, check in zip(found["checks"], expected, strict=True):
+    assert [each["grade"] for each in actual["checks"]] == [check.grade for check in expected]
+    for each, check in zip(actual["checks"], expected, strict=True):
         assert each["numbers"] == pytest.approx(dict(check.numbers), rel=1e-4)
-    assert json.loads(Path("run/certificate.json").read_text())["grade"] == found["grade"]
+    assert json.loads(Path("run/certificate.json").read_text())["grade"] == actual["grade"]
     assert len(list(Path("run/certificate").rglob("*.json"))) == 2 + 2 + 1 + 1
     assert main(command) == 0  # what is finished is not fitted again
     said = capsys.readouterr().out
-    assert f"Certificate: {found['grade']}" in said
+    assert f"Certificate: {actual['grade']}" in said
     assert "Page: run/certificate.html" in said
 
 

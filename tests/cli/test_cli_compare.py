@@ -64,12 +64,12 @@ def numbers(directory):
 def test_samplers_and_the_reference_are_in_the_table(capsys, compared):
     home, out, err = compared
     shutil.copytree(home, "a")
-    found = numbers("a")["methods"]
-    assert list(found) == ["ensemble", "sghmc", "hmc"]
+    actual = numbers("a")["methods"]
+    assert list(actual) == ["ensemble", "sghmc", "hmc"]
     for label, name in (("deep ensemble", "ensemble"), ("SGHMC", "sghmc"), ("HMC", "hmc")):
         row = next(line for line in out.splitlines() if line.strip().startswith(label))
-        assert f"{found[name]['fidelity']['total_variation']:.3f}" in row
-        assert f"{100 * found[name]['fidelity']['agreement']:.1f} %" in row
+        assert f"{actual[name]['fidelity']['total_variation']:.3f}" in row
+        assert f"{100 * actual[name]['fidelity']['agreement']:.1f} %" in row
     assert "fitting: SGHMC, 2 chains × 8 steps" in err
     assert "fitting: HMC, 2 chains × 12 iterations" in err
     assert "how near another sample of" in " ".join(out.split())
@@ -77,7 +77,7 @@ def test_samplers_and_the_reference_are_in_the_table(capsys, compared):
     setup, posterior = load_run(Path("a/fits/hmc"))
     probs = tb.predict(posterior, setup.data.test.inputs).probs
     clean = tb.evaluate(tb.Predictive.from_probs(probs), setup.data.test.targets).metrics
-    assert clean["nll"] == pytest.approx(found["hmc"]["clean"]["nll"], rel=1e-4)
+    assert clean["nll"] == pytest.approx(actual["hmc"]["clean"]["nll"], rel=1e-4)
     assert main(["diagnose", "a/fits/hmc", "--json"]) == 0
     judged = json.loads(capsys.readouterr().out)
     assert judged["draws"] == numbers("a")["reference"]["draws"] == 8
@@ -151,19 +151,19 @@ methods:
 def test_a_mapping_in_a_file_names_any_method(capsys):
     Path("mine.yaml").write_text(YAML)
     assert main(["compare", "--config", "mine.yaml", "--trust", "--mine.epochs", "2", "--directory", "a"]) == 0
-    found = read_config(Path("a/config.yaml"))["methods"]
-    assert list(found) == list(numbers("a")["methods"]) == ["single", "swag", "wide swag", "nuts", "mine"]
-    assert found["single"]["init_args"]["epochs"] == 3
-    assert found["swag"]["init_args"]["rank"] == 2  # as MultiSWAG, with one member
-    assert found["wide swag"]["init_args"]["averaging_lr"] == 0.2
-    assert found["mine"] == {
+    actual = read_config(Path("a/config.yaml"))["methods"]
+    assert list(actual) == list(numbers("a")["methods"]) == ["single", "swag", "wide swag", "nuts", "mine"]
+    assert actual["single"]["init_args"]["epochs"] == 3
+    assert actual["swag"]["init_args"]["rank"] == 2  # as MultiSWAG, with one member
+    assert actual["wide swag"]["init_args"]["averaging_lr"] == 0.2
+    assert actual["mine"] == {
         "class_path": "tests.catalogue.mine.Mine",
         "init_args": {
             "members": 1,
             "epochs": 2,
             "batch_size": 200,
             "lr": 0.01,
-            "plan": found["swag"]["init_args"]["plan"],
+            "plan": actual["swag"]["init_args"]["plan"],
         },
     }
     before = numbers("a")
@@ -171,7 +171,7 @@ def test_a_mapping_in_a_file_names_any_method(capsys):
     assert numbers("a") == before
     capsys.readouterr()
     assert main(["compare", "--config", "a/config.yaml", "--trust", "--print_config"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["methods"] == found  # which is run again as another one, above
+    assert yaml.safe_load(capsys.readouterr().out)["methods"] == actual  # which is run again as another one, above
 
 
 def test_arguments_name_any_method(capsys):
@@ -187,13 +187,13 @@ def test_arguments_name_any_method(capsys):
         "--two.epochs=4",
     ]
     assert main(["compare", *SMALL, *methods, *options, "--print_config"]) == 0
-    found = yaml.safe_load(capsys.readouterr().out)["methods"]
-    assert list(found) == ["swag", "wide", "Mine", "two"]
-    assert found["wide"]["init_args"]["averaging_lr"] == 0.3
-    assert found["wide"]["init_args"]["members"] == 1
-    assert found["Mine"]["init_args"]["lr"] == 0.1
-    assert found["two"]["init_args"]["members"] == 2
-    assert found["two"]["class_path"] == "torchbayes.MAP"
+    actual = yaml.safe_load(capsys.readouterr().out)["methods"]
+    assert list(actual) == ["swag", "wide", "Mine", "two"]
+    assert actual["wide"]["init_args"]["averaging_lr"] == 0.3
+    assert actual["wide"]["init_args"]["members"] == 1
+    assert actual["Mine"]["init_args"]["lr"] == 0.1
+    assert actual["two"]["init_args"]["members"] == 2
+    assert actual["two"]["class_path"] == "torchbayes.MAP"
     assert not list(Path().iterdir())
 
 

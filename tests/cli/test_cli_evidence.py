@@ -39,9 +39,9 @@ def results(directory):
 def test_a_table_and_files_with_its_numbers(capsys):
     assert main([*TINY, "--directory", "a"]) == 0
     said = capsys.readouterr()
-    found = results("a")["networks"]
-    assert list(found) == ["linear", "mlp"]
-    for name, numbers in found.items():
+    actual = results("a")["networks"]
+    assert list(actual) == ["linear", "mlp"]
+    for name, numbers in actual.items():
         row = next(line for line in said.out.splitlines() if line.strip().startswith(name)).replace("−", "-")
         for key, spec in (
             ("log_evidence", ",.1f"),
@@ -52,9 +52,9 @@ def test_a_table_and_files_with_its_numbers(capsys):
             assert format(numbers[key], spec) in row
         assert numbers["occam"] == pytest.approx(numbers["log_evidence"] - numbers["log_likelihood"])
         assert numbers["log_evidence"] == pytest.approx(80 * numbers["log_evidence_per_row"])
-    assert (found["linear"]["weights"], found["mlp"]["weights"]) == (650, 64 * 6 + 6 + 70)
-    best, other = sorted(found, key=lambda name: -found[name]["log_evidence"])
-    factor = found[best]["log_evidence"] - found[other]["log_evidence"]
+    assert (actual["linear"]["weights"], actual["mlp"]["weights"]) == (650, 64 * 6 + 6 + 70)
+    best, other = sorted(actual, key=lambda name: -actual[name]["log_evidence"])
+    factor = actual[best]["log_evidence"] - actual[other]["log_evidence"]
     assert f"The evidence favours {best}: log Bayes factor {factor:,.1f} over {other}." in said.out
     assert Path("a/evidence.png").read_bytes().startswith(b"\x89PNG")
     assert "training: linear, 650 weights" in said.err
@@ -87,13 +87,13 @@ def test_the_numbers_are_those_of_the_library():
     data = load("digits", train_size=80)
     model = tb.Model(networks.linear(data.input_shape, 10), tb.likelihoods.Categorical(), tb.priors.Normal(0.7))
     mode = tb.fit(model, tuple(data.train), tb.MAP(1, 4, 64, tb.Adam(0.01), plan="loop"), seed=3, callbacks=())
-    found = tb.fit(model, tuple(data.train), tb.Laplace(prior="scalar", check_mode=False), start=mode, callbacks=())
-    assert isinstance(found, tb.LaplacePosterior)
-    assert numbers["log_evidence"] == pytest.approx(float(found.log_evidence()), rel=1e-5)
-    assert numbers["log_likelihood"] == pytest.approx(float(found.log_likelihood_M), rel=1e-5)
-    scale = float(found.model.prior.stds()[0])
+    actual = tb.fit(model, tuple(data.train), tb.Laplace(prior="scalar", check_mode=False), start=mode, callbacks=())
+    assert isinstance(actual, tb.LaplacePosterior)
+    assert numbers["log_evidence"] == pytest.approx(float(actual.log_evidence()), rel=1e-5)
+    assert numbers["log_likelihood"] == pytest.approx(float(actual.log_likelihood_M), rel=1e-5)
+    scale = float(actual.model.prior.stds()[0])
     assert numbers["scales"] == pytest.approx({"1.weight": scale, "1.bias": scale}, rel=1e-4)
-    scores = tb.evaluate(tb.Linearised(found), tuple(data.test)).metrics
+    scores = tb.evaluate(tb.Linearised(actual), tuple(data.test)).metrics
     assert numbers["test_nll"] == pytest.approx(scores["nll"], rel=1e-4)
     assert numbers["test_accuracy"] == pytest.approx(scores["accuracy"], abs=0.003)
 
@@ -142,9 +142,9 @@ def test_regression_has_rmse_in_the_units_of_the_targets():
     options = ["--data", "toy_sine", "--train_size", "20", "--map.epochs", "10"]
     options += ["--network_settings.hidden", "[6]", "--structure", "dense"]
     assert main(["evidence", *options, "--networks", "linear", "mlp", "--directory", "a"]) == 0
-    found = results("a")["networks"]
-    assert all(math.isfinite(numbers["test_rmse"]) and "test_accuracy" not in numbers for numbers in found.values())
-    assert found["mlp"]["log_evidence"] != found["linear"]["log_evidence"]
+    actual = results("a")["networks"]
+    assert all(math.isfinite(numbers["test_rmse"]) and "test_accuracy" not in numbers for numbers in actual.values())
+    assert actual["mlp"]["log_evidence"] != actual["linear"]["log_evidence"]
 
 
 def test_a_written_configuration_runs_again_identically():
@@ -213,8 +213,8 @@ def test_the_parts_for_narrow_terminals_are_the_table():
         "test_nll": 0.3,
         "test_accuracy": 0.9,
     }
-    settings, found = room.Settings(Problem(), tb.MAP()), {"linear": numbers, "mlp": numbers}
-    whole, (first, second) = room.table(settings, found), room.tables(settings, found)
+    settings, actual = room.Settings(Problem(), tb.MAP()), {"linear": numbers, "mlp": numbers}
+    whole, (first, second) = room.table(settings, actual), room.tables(settings, actual)
     assert [*first.columns, *second.columns[1:]] == list(whole.columns)
     assert repr([*first.cells[0], *second.cells[0][1:]]) == repr(whole.cells[0])  # NaN is not equal to itself
     assert "| linear | −50.0 | −0.500 | −20.0 | −30.0 | 9 | 4 | 0.25 to 0.5 | 0.300 | 90.0 % |" in whole.markdown()

@@ -100,8 +100,8 @@ def test_other_methods_start_where_they_are_told(name, trained):
         ],
     }
     assert main(["fit", "--start", "map", "--method", name, *short[name], "--directory", "a"]) == 0
-    _, found = load_run(Path("a"))
-    weights = found.mean_MD if isinstance(found, tb.LaplacePosterior) else found.functions(1, seed=0).weights_SD
+    _, actual = load_run(Path("a"))
+    weights = actual.mean_MD if isinstance(actual, tb.LaplacePosterior) else actual.functions(1, seed=0).weights_SD
     assert weights.flatten().tolist() == pytest.approx(modes("map").flatten().tolist(), abs=1e-6)
 
 
@@ -142,17 +142,17 @@ def test_laplace_is_compared_at_the_single_network(capsys):
     assert main([*options, "--directory", "a"]) == 0
     said = capsys.readouterr()
     assert "fitting: Laplace, around the single network" in said.err
-    found = json.loads(Path("a/results.json").read_text())["methods"]
-    assert list(found) == ["laplace", "ensemble"]
+    actual = json.loads(Path("a/results.json").read_text())["methods"]
+    assert list(actual) == ["laplace", "ensemble"]
     row = next(line for line in said.out.splitlines() if line.strip().startswith("Laplace"))
-    assert f"{found['laplace']['clean']['nll']:.3f}" in row
+    assert f"{actual['laplace']['clean']['nll']:.3f}" in row
     setup, posterior = load_run(Path("a/fits/laplace"))
     assert isinstance(posterior, tb.LaplacePosterior)
     assert posterior.mean_MD[0].equal(modes("a/fits/ensemble")[0])
     expected = tb.evaluate(tb.Linearised(posterior), tuple(setup.data.test)).metrics
-    assert found["laplace"]["clean"] == pytest.approx(expected)
+    assert actual["laplace"]["clean"] == pytest.approx(expected)
     assert main(["compare", "--directory", "a", "--resume"]) == 0
-    assert json.loads(Path("a/results.json").read_text())["methods"] == found
+    assert json.loads(Path("a/results.json").read_text())["methods"] == actual
 
 
 @pytest.mark.slow

@@ -140,9 +140,9 @@ def test_a_run_is_tuned_in_the_ways_of_python_too(capsys, monkeypatch, laplace):
     with pytest.warns(tb.ProblemWarning, match="its noise scale was changed"):
         main(["tune", "run", "--prior", "layer", "--noise"])
     expected = tb.tune(posterior, prior="layer", noise=True)
-    found = load_run(Path("run/tuned"))[1]
-    assert isinstance(found, tb.LaplacePosterior)
-    assert (found.log_evidence() - expected.log_evidence()).abs() < 1e-6
+    actual = load_run(Path("run/tuned"))[1]
+    assert isinstance(actual, tb.LaplacePosterior)
+    assert (actual.log_evidence() - expected.log_evidence()).abs() < 1e-6
     capsys.readouterr()
 
     new = read_new(setup.data, Path("held.csv"))
@@ -150,9 +150,9 @@ def test_a_run_is_tuned_in_the_ways_of_python_too(capsys, monkeypatch, laplace):
         main(["tune", "run", "--on", "held.csv", "--directory", "held"])
     expected = tb.tune(posterior, on=(new.inputs, new.targets))
     assert "log evidence" not in capsys.readouterr().out
-    found = load_run(Path("held"))[1]
-    assert isinstance(found, tb.LaplacePosterior)
-    assert torch.allclose(found.strength_D, expected.strength_D)
+    actual = load_run(Path("held"))[1]
+    assert isinstance(actual, tb.LaplacePosterior)
+    assert torch.allclose(actual.strength_D, expected.strength_D)
 
     with pytest.warns(tb.ProblemWarning, match="at which the search on held-out data ends"):
         main(["tune", "run", "--on", "table.csv", "--overwrite"])

@@ -46,10 +46,10 @@ def test_a_classification_has_its_page(capsys):
     fit(*MOONS, "--method", "MAP", "--method.members", "2", "--method.epochs", "4", "--directory", "run")
     capsys.readouterr()
     assert main(["evaluate", "run", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    actual = json.loads(capsys.readouterr().out)
     assert main(["report", "run"]) == 0
     said = capsys.readouterr().out
-    for name, value in found.items():
+    for name, value in actual.items():
         assert re.search(rf"^ *{name} +{value:.4f} ".replace("-", "−"), said, re.MULTILINE), name
     assert said.splitlines()[-1] == "Report: run/report/report.html"
     pictures = {"confusion", "entropy", "referral", "reliability", "rows", "surface", "training"}

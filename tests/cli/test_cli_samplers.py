@@ -105,14 +105,14 @@ def test_a_sampler_fits_and_its_configuration_runs_again(capsys, method):
     assert torch.equal(draws("a"), draws("b"))
     capsys.readouterr()
     assert main(["evaluate", "a", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    actual = json.loads(capsys.readouterr().out)
     setup, posterior = load_run(Path("a"))
     inputs, targets = setup.data.test
     assert isinstance(posterior, tb.Draws)
     assert posterior.members == 2
     probs = normalised(tb.predict(posterior, inputs).probs.numpy())
-    assert found["nll"] == pytest.approx(log_loss(targets, probs, labels=range(10)), rel=1e-5)
-    assert found["accuracy"] == accuracy_score(targets, probs.argmax(1))
+    assert actual["nll"] == pytest.approx(log_loss(targets, probs, labels=range(10)), rel=1e-5)
+    assert actual["accuracy"] == accuracy_score(targets, probs.argmax(1))
 
 
 def test_a_fit_from_the_shell_is_that_of_the_library():
@@ -221,25 +221,25 @@ def test_samplers_are_listed(capsys):
 def test_diagnose_prints_and_writes_what_the_library_gives(capsys, monkeypatch):
     unpainted(monkeypatch)
     assert main(["diagnose", "run", "--inputs", "50", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    actual = json.loads(capsys.readouterr().out)
     setup, posterior = load_run(Path("run"))
     assert isinstance(posterior, tb.Draws)
     rhat = diagnostics.rhat(posterior.weights_MSD)
-    assert found["spaces"]["weights"]["rhat_largest"] == pytest.approx(float(rhat.max()))
-    assert found["spaces"]["weights"]["rhat_within_1.1"] == pytest.approx(float((rhat <= 1.1).double().mean()))
+    assert actual["spaces"]["weights"]["rhat_largest"] == pytest.approx(float(rhat.max()))
+    assert actual["spaces"]["weights"]["rhat_within_1.1"] == pytest.approx(float((rhat <= 1.1).double().mean()))
     # 50 test rows at even distances
     count = len(setup.data.test.inputs)
     rows = torch.tensor([i * count // 50 for i in range(50)])
     inputs, targets = setup.data.test.inputs[rows], setup.data.test.targets[rows]
     expected = tb.diagnose(posterior, inputs, targets, log="run")
-    assert found["spaces"]["probabilities"]["quantities"] == 500
+    assert actual["spaces"]["probabilities"]["quantities"] == 500
     sizes = expected.spaces["log likelihoods"].ess_bulk
-    assert found["spaces"]["log likelihoods"]["ess_bulk_least"] == pytest.approx(float(sizes.min()))
+    assert actual["spaces"]["log likelihoods"]["ess_bulk_least"] == pytest.approx(float(sizes.min()))
     log = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()][8:]
     for chain in range(2):
         accepted = np.mean([record["acceptance"][chain] for record in log])
-        assert found["by_chain"]["acceptance"][chain] == pytest.approx(accepted)
-        assert found["by_chain"]["gradients"][chain] == sum(record["gradients"][chain] for record in log)
+        assert actual["by_chain"]["acceptance"][chain] == pytest.approx(accepted)
+        assert actual["by_chain"]["gradients"][chain] == sum(record["gradients"][chain] for record in log)
     assert Path("run/diagnosis/report.html").is_file()
 
 
@@ -269,12 +269,12 @@ def test_diagnose_says_how_close_a_gaussian_is(capsys, monkeypatch):
         assert main(["fit", *options, "--method.kl_weight", "1.0", "--directory", "run"]) == 0
         capsys.readouterr()
         assert main(["diagnose", "run", "--draws", "50", "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
+        actual = json.loads(capsys.readouterr().out)
         setup, posterior = load_run(Path("run"))
         assert isinstance(posterior, tb.Gaussian)
         expected = tb.diagnose(posterior, *setup.data.train, draws=50)
-        assert found["k"] == pytest.approx(expected.k)
-        assert found["rows"] == len(setup.data.train.inputs)
+        assert actual["k"] == pytest.approx(expected.k)
+        assert actual["rows"] == len(setup.data.train.inputs)
         assert main(["diagnose", "run", "--draws", "50"]) == 0
     said = capsys.readouterr().out
     assert f"k-hat is {expected.k:.2f} over 50 draws" in said
@@ -300,13 +300,13 @@ def test_one_chain_and_more_inputs_than_there_are_rows(capsys, monkeypatch):
 def test_a_run_that_goes_on_is_diagnosed(capsys, monkeypatch):
     """Its files at one moment are those that a process leaves that is killed then."""
     unpainted(monkeypatch)
-    line, options, found = Lines.__call__, ["--inputs", "20", "--json"], []
+    line, options, actual = Lines.__call__, ["--inputs", "20", "--json"], []
 
     def diagnosed(self, event):
         line(self, event)
         if event.step == 22:
             assert main(["diagnose", "run", *options]) == 0
-            found.append(Path("run/diagnosis/report.html").read_text("utf-8"))
+            actual.append(Path("run/diagnosis/report.html").read_text("utf-8"))
             shutil.copytree("run", "killed")
 
     with monkeypatch.context() as patch:
@@ -321,7 +321,7 @@ def test_a_run_that_goes_on_is_diagnosed(capsys, monkeypatch):
     assert 8 < first["draws"] == done - 8 <= 22 - 8
     rhat = diagnostics.rhat(draws("killed"))
     assert first["spaces"]["weights"]["rhat_median"] == pytest.approx(float(rhat.median()))
-    assert f"{done} of 24 iterations are done" in found[0]
+    assert f"{done} of 24 iterations are done" in actual[0]
     assert not Path("killed/posterior.safetensors").exists()
 
 
@@ -419,10 +419,10 @@ def test_chains_that_never_move_are_an_error_once_they_are_saved(capsys):
     said = capsys.readouterr()
     assert "Posterior: still/posterior.safetensors" in said.out
     assert "no chain moved: all draws are the same, as HMC rejected every proposal" in said.err
-    _, found = load_run(Path("still"))
-    assert isinstance(found, tb.Draws)
-    assert found.weights_MSD.shape[:2] == (2, 40)
-    assert (found.weights_MSD == found.weights_MSD[:, :1]).all()
+    _, actual = load_run(Path("still"))
+    assert isinstance(actual, tb.Draws)
+    assert actual.weights_MSD.shape[:2] == (2, 40)
+    assert (actual.weights_MSD == actual.weights_MSD[:, :1]).all()
     assert main(["fit", "--directory", "still", "--resume"]) == 2
 
 

@@ -29,29 +29,29 @@ ALL = {"ensemble": GOOD, "single": NEAR, "laplace": BAD}
 
 
 def test_they_are_those_of_the_library() -> None:
-    found = certainties(ALL, seed=3)
+    actual = certainties(ALL, seed=3)
     values = {name: each.metrics["nll"] for name, each in ALL.items()}
     best = min(values, key=values.__getitem__)
     assert best in {"ensemble", "single"}
     for name, each in ALL.items():
-        assert found[name].intervals == each.intervals(seed=3)
-        assert found[name].apart["nll"] == tb.difference(each, ALL[best], "nll", seed=3)
-        assert found[name].apart["accuracy"].high <= 0.1
-    assert found[best].apart["nll"].value == found[best].apart["nll"].error == 0
+        assert actual[name].intervals == each.intervals(seed=3)
+        assert actual[name].apart["nll"] == tb.difference(each, ALL[best], "nll", seed=3)
+        assert actual[name].apart["accuracy"].high <= 0.1
+    assert actual[best].apart["nll"].value == actual[best].apart["nll"].error == 0
 
 
 def test_what_cannot_be_told_from_the_best_is_marked() -> None:
-    found = certainties(ALL)
-    outcomes = {n: Outcome(None, each, certainty=found[n]) for n, each in ALL.items()}  # type: ignore[arg-type]
-    assert [found[name].is_best("nll") for name in ALL] == [True, True, False]
+    actual = certainties(ALL)
+    outcomes = {n: Outcome(None, each, certainty=actual[n]) for n, each in ALL.items()}  # type: ignore[arg-type]
+    assert [actual[name].is_best("nll") for name in ALL] == [True, True, False]
     shown = table(outcomes)
     assert [row[shown.columns.index("NLL")].best for row in shown.cells] == [True, True, False]
     intervals = certainty_table(outcomes)
     assert intervals is not None
-    low, high = found["laplace"].intervals["nll"]
+    low, high = actual["laplace"].intervals["nll"]
     row = dict(zip(intervals.columns, intervals.cells[2], strict=True))
     assert row["NLL"].text == f"{low:.3f} to {high:.3f}"
-    apart = found["laplace"].apart["nll"]
+    apart = actual["laplace"].apart["nll"]
     assert row["NLL − best"].text == f"{apart.value:.3f} ± {apart.error:.3f}"
     numbers = outcomes["laplace"].numbers()
     assert numbers["clean"] == BAD.metrics
@@ -76,6 +76,6 @@ def test_rows_of_all_sets_are_drawn_independently() -> None:
 
 def test_a_method_that_has_diverged_is_never_the_best() -> None:
     lost = replace(BAD, metrics={**BAD.metrics, "nll": math.nan})
-    found = certainties({"single": GOOD, "sgld": lost})
-    assert found["single"].is_best("nll")
-    assert not found["sgld"].is_best("nll")
+    actual = certainties({"single": GOOD, "sgld": lost})
+    assert actual["single"].is_best("nll")
+    assert not actual["sgld"].is_best("nll")

@@ -79,9 +79,9 @@ def digits(tmp_path_factory):
 
 
 def test_clean_numbers_agree_with_scikit_learn(digits):
-    _, found = digits
-    inputs, targets = found.setup.data.test
-    for outcome in found.outcomes.values():
+    _, actual = digits
+    inputs, targets = actual.setup.data.test
+    for outcome in actual.outcomes.values():
         outputs = outcome.functions(inputs).double()
         probs = outputs.softmax(-1).mean(0).numpy()
         assert outcome.clean.metrics["accuracy"] == pytest.approx(accuracy_score(targets, probs.argmax(1)))
@@ -89,11 +89,11 @@ def test_clean_numbers_agree_with_scikit_learn(digits):
 
 
 def test_corrupted_numbers_are_means_over_corruptions(digits):
-    _, found = digits
-    outcome = found.outcomes["multiswag"]
+    _, actual = digits
+    outcome = actual.outcomes["multiswag"]
     expected = []
     for name in DIGITS.corruptions:
-        inputs, targets = corrupt_data(found.setup.data, name, 5, seed=0, limit=60)
+        inputs, targets = corrupt_data(actual.setup.data, name, 5, seed=0, limit=60)
         probs = outcome.functions(inputs).double().softmax(-1).mean(0)
         expected.append(log_loss(targets, probs.numpy(), labels=range(10)))
     assert outcome.at(5, "nll") == pytest.approx(np.mean(expected), rel=1e-5)
@@ -102,13 +102,13 @@ def test_corrupted_numbers_are_means_over_corruptions(digits):
 
 
 def test_foreign_images_are_told_apart_as_scikit_learn_says(digits):
-    _, found = digits
-    outcome = found.outcomes["ensemble"]
+    _, actual = digits
+    outcome = actual.outcomes["ensemble"]
     expected = []
-    for images in out_of_distribution(found.setup.data, limit=60, seed=0).values():
+    for images in out_of_distribution(actual.setup.data, limit=60, seed=0).values():
         inside, outside = (
             torch.special.entr(outcome.functions(x).double().softmax(-1).mean(0)).sum(-1)
-            for x in (found.setup.data.test.inputs, images)
+            for x in (actual.setup.data.test.inputs, images)
         )
         labels = [0] * len(inside) + [1] * len(outside)
         expected.append(roc_auc_score(labels, torch.cat([inside, outside]).numpy()))
@@ -117,14 +117,14 @@ def test_foreign_images_are_told_apart_as_scikit_learn_says(digits):
 
 @pytest.mark.usefixtures("no_pictures")
 def test_single_and_swag_are_the_first_members(digits):
-    _, found = digits
-    single, ensemble = found.outcomes["single"], found.outcomes["ensemble"]
+    _, actual = digits
+    single, ensemble = actual.outcomes["single"], actual.outcomes["ensemble"]
     assert single.clean.metrics["nll"] == pytest.approx(ensemble.members[0]["nll"], rel=1e-6)
     assert torch.equal(single.functions.weights_SD[0], ensemble.functions.weights_SD[0])
     alone = compare(some(DIGITS, "swag"), digits[0] / "alone", callbacks=())
     # a member of a stack and a run of its own differ by the rounding of stacked products
     assert alone.outcomes["swag"].clean.metrics["nll"] == pytest.approx(
-        found.outcomes["swag"].clean.metrics["nll"], rel=1e-3
+        actual.outcomes["swag"].clean.metrics["nll"], rel=1e-3
     )
 
 
@@ -139,31 +139,33 @@ def test_a_member_is_a_row_of_every_tensor():
 
 
 def test_everything_is_left_in_the_directory(digits):
-    home, found = digits
+    home, actual = digits
     pictures = {path.stem for path in home.glob("*.png")}
     assert pictures == {
         *(f"severity_{metric}" for metric in ("nll", "accuracy", "confidence")),
         *("glance", "rows", "reliability", "reliability_corrupted", "entropy", "uncertain_images"),
     }
-    page = found.report.read_text()
+    page = actual.report.read_text()
     assert page.count('src="data:image/png;base64,') == len(pictures)
     assert "http://" not in page
     assert "https://" not in page
     numbers = json.loads((home / "results.json").read_text())["methods"]
-    for name, outcome in found.outcomes.items():
+    for name, outcome in actual.outcomes.items():
         assert numbers[name]["clean"] == outcome.clean.metrics
         assert numbers[name]["severity"]["5"]["nll"] == outcome.at(5, "nll")
 
 
 def test_the_table_has_what_was_measured(digits):
-    _, found = digits
-    made = table(found.outcomes)
+    _, actual = digits
+    made = table(actual.outcomes)
     assert made.columns[:5] == ["method", "accuracy", "NLL", "Brier", "ECE"]
-    assert made.rows[1][2] == found.outcomes["ensemble"].clean.metrics["nll"]
-    assert made.rows[3][-1] == found.outcomes["multiswag"].auroc()
-    members = [m["nll"] for m in found.outcomes["ensemble"].members]
-    assert f"mean {np.mean(members):.3f}" in caption(found.setup, found.outcomes)
-    assert "cross-validation" not in procedure(found.setup, DIGITS, found.outcomes)  # these are not the chosen settings
+    assert made.rows[1][2] == actual.outcomes["ensemble"].clean.metrics["nll"]
+    assert made.rows[3][-1] == actual.outcomes["multiswag"].auroc()
+    members = [m["nll"] for m in actual.outcomes["ensemble"].members]
+    assert f"mean {np.mean(members):.3f}" in caption(actual.setup, actual.outcomes)
+    assert "cross-validation" not in procedure(
+        actual.setup, DIGITS, actual.outcomes
+    )  # these are not the chosen settings
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -190,11 +192,11 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
 @pytest.mark.usefixtures("no_pictures")
 def test_overwriting_replaces_the_fits(tmp_path):
     compare(replace(SINE, seed=1), tmp_path, callbacks=())
-    found = compare(SINE, tmp_path, overwrite=True, callbacks=())
+    actual = compare(SINE, tmp_path, overwrite=True, callbacks=())
     config = (tmp_path / "fits" / "ensemble" / "config.yaml").read_text()
     assert "seed: 0" in config
     assert json.loads((tmp_path / "results.json").read_text())["methods"]["single"]["clean"] == (
-        found.outcomes["single"].clean.metrics
+        actual.outcomes["single"].clean.metrics
     )
 
 
@@ -217,29 +219,29 @@ def test_no_lock_file_is_open_while_earlier_fits_are_removed(tmp_path, monkeypat
 
 @pytest.mark.usefixtures("_plain")
 def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
-    found = compare(SINE, tmp_path, callbacks=())
-    data = found.setup.data
+    actual = compare(SINE, tmp_path, callbacks=())
+    data = actual.setup.data
     assert data.target_standardise is not None
-    outcome = found.outcomes["ensemble"]
+    outcome = actual.outcomes["ensemble"]
     raw = data.target_standardise.inverse(data.test.targets).double()
     predictive = tb.predict(outcome.functions, data.test.inputs)
     mean = data.target_standardise.inverse(predictive.mean).double()
     assert outcome.clean.metrics["rmse"] == pytest.approx(float((mean - raw).square().mean().sqrt()), rel=1e-5)
-    scale = found.setup.target_scale
+    scale = actual.setup.target_scale
     inner = predictive.log_prob(data.test.targets).double().mean() - np.log(scale)
     assert outcome.clean.metrics["nll"] == pytest.approx(-float(inner), rel=1e-5)
     assert {path.stem for path in tmp_path.glob("*.png")} == {"glance", "rows", "band"}
-    assert table(found.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval"]
+    assert table(actual.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval"]
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # too short a run to learn anything
 def test_a_plane_is_drawn(tmp_path):
     problem = Problem("two_moons", "mlp", {"hidden": [8]})
-    found = compare(some(SINE, "single", "multiswag", problem=problem), tmp_path, callbacks=())
+    actual = compare(some(SINE, "single", "multiswag", problem=problem), tmp_path, callbacks=())
     assert {path.stem for path in tmp_path.glob("*.png")} == {"glance", "rows", "surface", "reliability"}
     assert all(path.stat().st_size > 10_000 for path in tmp_path.glob("*.png"))  # painted, unlike those of others here
-    assert found.outcomes["single"].numbers()["draws"] == 1
-    assert found.outcomes["multiswag"].numbers()["draws"] == 4
+    assert actual.outcomes["single"].numbers()["draws"] == 1
+    assert actual.outcomes["multiswag"].numbers()["draws"] == 4
 
 
 def test_functions_are_drawn_once_with_the_seed():
@@ -289,8 +291,8 @@ def test_methods_that_cannot_be_compared_are_said(methods, error, said):
 
 
 def test_methods_are_the_usual_ones_where_none_are_named():
-    found = Comparison(SINE.problem)
-    assert list(found.methods) == [
+    actual = Comparison(SINE.problem)
+    assert list(actual.methods) == [
         "single",
         "laplace",
         "ensemble",
@@ -301,25 +303,25 @@ def test_methods_are_the_usual_ones_where_none_are_named():
         "csghmc",
         "hmc",
     ]
-    assert found.starts == {}
-    beside = [name for name in Comparison(DIGITS.problem).methods if name not in found.methods]
+    assert actual.starts == {}
+    beside = [name for name in Comparison(DIGITS.problem).methods if name not in actual.methods]
     assert beside == ["mean_field", "ivon", "mc_dropout"]
-    assert found.compared_with == "hmc"
-    assert replace(found, reference="sgld").compared_with == "sgld"
-    assert replace(found, reference="runs/long").compared_with == "reference"
+    assert actual.compared_with == "hmc"
+    assert replace(actual, reference="sgld").compared_with == "sgld"
+    assert replace(actual, reference="runs/long").compared_with == "reference"
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_a_method_that_needs_dropout_gets_it_where_the_network_can_have_it(tmp_path):
     mc_dropout = tb.MCDropout(2, epochs=4, batch_size=50, plan="loop")
     methods = {"single": DIGITS.methods["single"], "mc_dropout": mc_dropout, "my own": replace(mc_dropout, members=1)}
-    found = compare(replace(DIGITS, methods=methods, corruptions=()), tmp_path, callbacks=())
+    actual = compare(replace(DIGITS, methods=methods, corruptions=()), tmp_path, callbacks=())
     for name in ("mc_dropout", "my own"):
         loaded, posterior = load_run(tmp_path / "fits" / name)
         assert loaded.problem.network_settings == {"hidden": [16], "dropout": 0.1}
         assert [m.p for m in posterior.model.network.module.modules() if isinstance(m, torch.nn.Dropout)] == [0.1]
     assert load_run(tmp_path / "fits" / "single")[0].problem.network_settings == {"hidden": [16]}
-    assert found.outcomes["mc_dropout"].clean.metrics["nll"] > 0
+    assert actual.outcomes["mc_dropout"].clean.metrics["nll"] > 0
 
 
 @pytest.mark.parametrize(
@@ -342,8 +344,8 @@ def test_a_fit_serves_only_what_has_its_settings():
     ensemble, multiswag = SINE.methods["ensemble"], SINE.methods["multiswag"]
     wide = replace(multiswag, averaging_lr=0.3)
     names = {"wide": replace(wide, members=1), "two wide": wide, "other": replace(ensemble, members=1, epochs=3)}
-    found = replace(SINE, methods={**SINE.methods, **names})
-    served = {name: found.fit_of(name)[0] for name in found.methods}
+    actual = replace(SINE, methods={**SINE.methods, **names})
+    served = {name: actual.fit_of(name)[0] for name in actual.methods}
     assert served == {
         "single": "ensemble",
         "ensemble": "ensemble",
@@ -378,15 +380,15 @@ def test_one_method_is_compared_several_times_with_other_settings(tmp_path):
         "multilaplace": tb.Laplace(structure="diagonal", prior="model"),
         "nuts": tb.NUTS(2, 12, 4, step_size=0.002, max_doublings=2),
     }
-    found = compare(replace(SINE, methods=methods, reference="nuts"), tmp_path, callbacks=())
-    assert list(found.outcomes) == list(methods)
+    actual = compare(replace(SINE, methods=methods, reference="nuts"), tmp_path, callbacks=())
+    assert list(actual.outcomes) == list(methods)
     for name in ("swag", "wide swag"):
-        by_hand = tb.fit(found.setup.model, tuple(found.setup.data.train), methods[name], callbacks=())
-        functions = found.outcomes[name].functions
+        by_hand = tb.fit(actual.setup.model, tuple(actual.setup.data.train), methods[name], callbacks=())
+        functions = actual.outcomes[name].functions
         assert isinstance(functions, Functions)
         assert torch.equal(functions.weights_SD, by_hand.sample(4, seed=0))
     assert (tmp_path / "fits" / "wide swag" / "posterior.safetensors").exists()
-    names = [str(row[0]) for row in table(found.outcomes).rows]
+    names = [str(row[0]) for row in table(actual.outcomes).rows]
     assert [name.removesuffix(" !") for name in names] == [
         "SWAG",
         "wide swag",
@@ -394,26 +396,26 @@ def test_one_method_is_compared_several_times_with_other_settings(tmp_path):
         "MultiLaplace",
         "NUTS",
     ]
-    problems = [bool(outcome.problems) for outcome in found.outcomes.values()]
+    problems = [bool(outcome.problems) for outcome in actual.outcomes.values()]
     assert [name.endswith(" !") for name in names] == problems
-    page = found.report.read_text()
-    for name, outcome in found.outcomes.items():
+    page = actual.report.read_text()
+    for name, outcome in actual.outcomes.items():
         assert (f"Warning: {label_of(name)} should not be trusted" in page) == bool(outcome.problems)
-    assert "those of NUTS" in caption(found.setup, found.outcomes)
-    assert found.outcomes["swag"].fidelity.clean["wasserstein1"] > 0
-    said = procedure(found.setup, replace(SINE, methods=methods), found.outcomes)
+    assert "those of NUTS" in caption(actual.setup, actual.outcomes)
+    assert actual.outcomes["swag"].fidelity.clean["wasserstein1"] > 0
+    said = procedure(actual.setup, replace(SINE, methods=methods), actual.outcomes)
     assert "MultiLaplace: diagonal curvature around the deep ensemble." in said
     assert "SWAG and wide swag average 4 drawn functions." in said
 
 
 def test_the_configuration_holds_every_setting():
-    found = configuration(DIGITS)
-    assert found["network_settings"] == {"hidden": [16]}
-    assert found["corruptions"] == ["gaussian_noise", "contrast"]
-    assert found["methods"]["single"] == {"first_of": "ensemble"}
-    assert found["methods"]["multiswag"]["class_path"] == "torchbayes.SWAG"
-    assert found["methods"]["multiswag"]["init_args"]["optimizer"] == {
+    actual = configuration(DIGITS)
+    assert actual["network_settings"] == {"hidden": [16]}
+    assert actual["corruptions"] == ["gaussian_noise", "contrast"]
+    assert actual["methods"]["single"] == {"first_of": "ensemble"}
+    assert actual["methods"]["multiswag"]["class_path"] == "torchbayes.SWAG"
+    assert actual["methods"]["multiswag"]["init_args"]["optimizer"] == {
         "class_path": "torchbayes.SGD",
         "init_args": {"lr": 0.1, "momentum": 0.9, "nesterov": False},
     }
-    assert "problem" not in found
+    assert "problem" not in actual

@@ -64,11 +64,11 @@ def close(p, q):
 
 
 def test_fidelity_is_that_of_averages_on_the_same_rows(digits):
-    _, found = digits
-    inputs = found.setup.data.test.inputs
-    reference = average(found.outcomes["hmc"].functions, inputs)
+    _, actual = digits
+    inputs = actual.setup.data.test.inputs
+    reference = average(actual.outcomes["hmc"].functions, inputs)
     for name in ("ensemble", "sghmc"):
-        outcome = found.outcomes[name]
+        outcome = actual.outcomes[name]
         expected = close(average(outcome.functions, inputs), reference)
         assert outcome.fidelity.clean == pytest.approx(expected, abs=1e-6)
         assert 0 < expected["total_variation"] < 1
@@ -76,39 +76,39 @@ def test_fidelity_is_that_of_averages_on_the_same_rows(digits):
 
 
 def test_fidelity_under_corruption_is_a_mean_over_corruptions(digits):
-    _, found = digits
+    _, actual = digits
     for severity in (1, 5):
         expected = []
         for name in DIGITS.corruptions:
-            inputs = corrupt_data(found.setup.data, name, severity, seed=0, limit=50).inputs
-            one, two = (average(found.outcomes[m].functions, inputs) for m in ("ensemble", "hmc"))
+            inputs = corrupt_data(actual.setup.data, name, severity, seed=0, limit=50).inputs
+            one, two = (average(actual.outcomes[m].functions, inputs) for m in ("ensemble", "hmc"))
             expected.append(close(one, two))
-        fidelity = found.outcomes["ensemble"].fidelity
+        fidelity = actual.outcomes["ensemble"].fidelity
         for metric in ("agreement", "total_variation"):
             assert fidelity.at(severity, metric) == pytest.approx(np.mean([e[metric] for e in expected]), abs=1e-6)
 
 
 def nearer(p, q, share):
     """Closeness of two parts of a reference, brought to two samples of all of it: differences go with the root."""
-    found = close(p, q)
-    apart = 1 - found["agreement"], found["total_variation"]
+    actual = close(p, q)
+    apart = 1 - actual["agreement"], actual["total_variation"]
     return {"agreement": 1 - np.sqrt(share) * apart[0], "total_variation": np.sqrt(share) * apart[1]}
 
 
 def test_the_floor_is_one_part_of_the_chains_against_the_other(digits):
-    _, found = digits
-    functions, fidelity = found.outcomes["hmc"].functions, found.outcomes["hmc"].fidelity
+    _, actual = digits
+    functions, fidelity = actual.outcomes["hmc"].functions, actual.outcomes["hmc"].fidelity
     assert functions.draws == 15
 
     def expected(inputs):
         chains = np.stack([average(functions, inputs, chain) for chain in range(3)])
         return [nearer(chains[m], np.delete(chains, m, axis=0).mean(0), 4 / 9) for m in range(3)]
 
-    halves = expected(found.setup.data.test.inputs)
+    halves = expected(actual.setup.data.test.inputs)
     for one, other in zip(fidelity.halves, halves, strict=True):
         assert one == pytest.approx(other, abs=1e-6)
     assert fidelity.clean == pytest.approx({k: np.mean([c[k] for c in halves]) for k in halves[0]}, abs=1e-6)
-    parts = [corrupt_data(found.setup.data, n, 5, seed=0, limit=50).inputs for n in DIGITS.corruptions]
+    parts = [corrupt_data(actual.setup.data, n, 5, seed=0, limit=50).inputs for n in DIGITS.corruptions]
     shifted = [c["total_variation"] for inputs in parts for c in expected(inputs)]
     assert fidelity.at(5, "total_variation") == pytest.approx(np.mean(shifted), abs=1e-6)
 
@@ -127,28 +127,28 @@ def test_the_floor_is_one_part_of_the_chains_against_the_other(digits):
 def test_two_classes_of_one_output_and_counts_are_compared(tmp_path, data, likelihood, drawn, clean):
     settings = {"kind": "counts", "columns": 1} if likelihood == "poisson" else {}
     problem = Problem(data, "mlp", {"hidden": [6]}, likelihood, data_settings=settings)
-    found = compare(replace(SINE, problem=problem), tmp_path, callbacks=())
+    actual = compare(replace(SINE, problem=problem), tmp_path, callbacks=())
     assert {path.stem for path in tmp_path.glob("*.png")} == drawn | {"glance", "rows", "fidelity", "reference_rhat"}
-    for outcome in found.outcomes.values():
+    for outcome in actual.outcomes.values():
         assert outcome.fidelity.clean.keys() == clean
     if likelihood == "bernoulli":
-        functions = found.outcomes["hmc"].functions
+        functions = actual.outcomes["hmc"].functions
         assert isinstance(functions, Functions)
-        drawn_probs = functions(found.setup.data.test.inputs).double().sigmoid().numpy()
+        drawn_probs = functions(actual.setup.data.test.inputs).double().sigmoid().numpy()
         chains = np.stack([drawn_probs[chain::3].mean(0) for chain in range(3)])
         both = np.concatenate([1 - chains, chains], axis=-1)
         expected = [nearer(both[m], np.delete(both, m, axis=0).mean(0), 4 / 9) for m in range(3)]
-        for one, other in zip(found.outcomes["hmc"].fidelity.halves, expected, strict=True):
+        for one, other in zip(actual.outcomes["hmc"].fidelity.halves, expected, strict=True):
             assert one == pytest.approx(other, abs=1e-6)
 
 
 def test_the_floor_of_known_chains():
     certain = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
-    found = floors(certain)
+    actual = floors(certain)
     # the first two see (½, ½) in the others, whose top class is the first; the last sees (1, 0)
     expected = [{"agreement": 1.0, "total_variation": 1 / 3}] * 2 + [{"agreement": 1 / 3, "total_variation": 2 / 3}]
-    assert [pytest.approx(one) for one in expected] == found
-    assert mean(found) == pytest.approx({"agreement": 7 / 9, "total_variation": 4 / 9})
+    assert [pytest.approx(one) for one in expected] == actual
+    assert mean(actual) == pytest.approx({"agreement": 7 / 9, "total_variation": 4 / 9})
     same = floors(torch.full((4, 5, 2), 0.5, dtype=torch.float64))
     assert same == [{"agreement": 1.0, "total_variation": 0.0}] * 2
     assert floors(certain[:1]) == []
@@ -174,8 +174,8 @@ def test_the_floor_is_what_two_samples_of_that_size_are_apart(chains):
         return draws.mean(1)
 
     apart = np.mean([close(sample().mean(0), sample().mean(0))["total_variation"] for _ in range(20)])
-    found = [mean(floors(torch.from_numpy(sample())))["total_variation"] for _ in range(20)]
-    assert np.mean(found) == pytest.approx(apart, rel=0.03)
+    actual = [mean(floors(torch.from_numpy(sample())))["total_variation"] for _ in range(20)]
+    assert np.mean(actual) == pytest.approx(apart, rel=0.03)
 
 
 def test_what_a_measure_draws_besides_stays_in_its_floor():
@@ -200,21 +200,21 @@ def distances(functions, reference, inputs, *, chains, **more):
 
 def test_distances_of_known_normals():
     functions = {"near": constants([0.0], 1.0), "far": constants([3.0], 1.0), "hmc": constants([0.0, 1.0] * 2, 1.0)}
-    found = distances(functions, "hmc", torch.zeros(2, 1), chains=2, scale=10.0, seed=3)
+    actual = distances(functions, "hmc", torch.zeros(2, 1), chains=2, scale=10.0, seed=3)
     far = 10 * 2.5  # every quantile of the mixture lies below that of N(3, 1), so the means tell the distance
-    assert found["far"][0]["wasserstein1"] == pytest.approx(far, rel=0.02)
+    assert actual["far"][0]["wasserstein1"] == pytest.approx(far, rel=0.02)
     x = np.linspace(-8, 9, 20001)
     mixture = (norm.cdf(x) + norm.cdf(x - 1)) / 2
     near = 10 * np.trapezoid(np.abs(norm.cdf(x) - mixture), x)
-    assert found["near"][0]["wasserstein1"] == pytest.approx(near, abs=10 * 4 / np.sqrt(compare_fidelity.SAMPLES))
+    assert actual["near"][0]["wasserstein1"] == pytest.approx(near, abs=10 * 4 / np.sqrt(compare_fidelity.SAMPLES))
     # chain 0 has the draws at 0, chain 1 those at 1
-    assert [c["wasserstein1"] for c in found["hmc"]] == pytest.approx([10.0 / np.sqrt(2)], rel=0.1)
+    assert [c["wasserstein1"] for c in actual["hmc"]] == pytest.approx([10.0 / np.sqrt(2)], rel=0.1)
     assert distances({"hmc": functions["hmc"]}, "hmc", torch.zeros(2, 1), chains=1, scale=1.0, seed=0) == {"hmc": []}
 
 
 def test_distances_do_not_depend_on_how_rows_are_split(sine, monkeypatch):
-    _, found = sine
-    functions, inputs = {name: o.functions for name, o in found.outcomes.items()}, found.setup.data.test.inputs[::8]
+    _, actual = sine
+    functions, inputs = {name: o.functions for name, o in actual.outcomes.items()}, actual.setup.data.test.inputs[::8]
     monkeypatch.setattr(compare_fidelity, "SAMPLES", 4000)
     whole = distances(functions, "hmc", inputs, chains=3, scale=1.0, seed=0)
     monkeypatch.setattr(compare_fidelity, "_ROWS", 8)
@@ -225,63 +225,65 @@ def test_distances_do_not_depend_on_how_rows_are_split(sine, monkeypatch):
 
 
 def test_a_regression_is_compared_by_samples_in_the_targets_own_units(sine):
-    home, found = sine
-    inputs, scale = found.setup.data.test.inputs, found.setup.target_scale
+    home, actual = sine
+    inputs, scale = actual.setup.data.test.inputs, actual.setup.target_scale
 
     def samples(functions, who):
         drawn = tb.predict(functions, inputs).sample(2000, seed=mix(Purpose.DISTANCE, 0, who))
         return drawn[..., 0].double().numpy() * scale
 
-    first, second = (samples(found.outcomes[name].functions, who) for who, name in enumerate(("ensemble", "hmc")))
+    first, second = (samples(actual.outcomes[name].functions, who) for who, name in enumerate(("ensemble", "hmc")))
     expected = np.mean([wasserstein_distance(first[:, b], second[:, b]) for b in range(len(inputs))])
-    assert found.outcomes["ensemble"].fidelity.clean == {"wasserstein1": pytest.approx(expected, rel=1e-5)}
-    assert len(found.outcomes["hmc"].fidelity.halves) == 3
-    assert table(found.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval", "W1 ↓"]
+    assert actual.outcomes["ensemble"].fidelity.clean == {"wasserstein1": pytest.approx(expected, rel=1e-5)}
+    assert len(actual.outcomes["hmc"].fidelity.halves) == 3
+    assert table(actual.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval", "W1 ↓"]
     assert {path.stem for path in home.glob("*.png")} == {"glance", "rows", "band", "fidelity", "reference_rhat"}
-    assert "1-Wasserstein distance of predictive samples to those of HMC" in caption(found.setup, found.outcomes)
+    assert "1-Wasserstein distance of predictive samples to those of HMC" in caption(actual.setup, actual.outcomes)
 
 
 # --- what is left to read
 
 
 def test_results_report_and_table_hold_the_reference(digits):
-    home, found = digits
+    home, actual = digits
     numbers = json.loads((home / "results.json").read_text())
-    for name, outcome in found.outcomes.items():
+    for name, outcome in actual.outcomes.items():
         held = numbers["methods"][name]["fidelity"]
         assert held["agreement"] == outcome.fidelity.clean["agreement"]
         assert held["severity"]["5"]["total_variation"] == outcome.fidelity.at(5, "total_variation")
     assert len(numbers["methods"]["hmc"]["fidelity"]["halves"]) == 3
     assert numbers["reference"]["draws"] == 5
-    assert numbers["reference"]["by_chain"]["acceptance"] == pytest.approx(found.diagnosis.record.acceptance_M.tolist())
-    page = found.report.read_text()
+    assert numbers["reference"]["by_chain"]["acceptance"] == pytest.approx(
+        actual.diagnosis.record.acceptance_M.tolist()
+    )
+    page = actual.report.read_text()
     for name in ("fidelity", "fidelity_severity_agreement", "fidelity_severity_total_variation", "reference_rhat"):
         assert (home / f"{name}.png").exists()
     assert "The row of HMC is the floor: another sample of it, of as many draws." in page
     assert "The reference itself" in page
-    made = table(found.outcomes)
+    made = table(actual.outcomes)
     column = made.columns.index("TV ↓")
-    assert [row[column] for row in made.rows] == [o.fidelity.clean["total_variation"] for o in found.outcomes.values()]
-    closer = fidelity_table(found.outcomes)
+    assert [row[column] for row in made.rows] == [o.fidelity.clean["total_variation"] for o in actual.outcomes.values()]
+    closer = fidelity_table(actual.outcomes)
     assert closer is not None
-    assert closer.rows[0][closer.columns.index("TV at 5")] == found.outcomes["ensemble"].fidelity.at(
+    assert closer.rows[0][closer.columns.index("TV at 5")] == actual.outcomes["ensemble"].fidelity.at(
         5, "total_variation"
     )
-    said = caption(found.setup, found.outcomes, found.diagnosis)
+    said = caption(actual.setup, actual.outcomes, actual.diagnosis)
     assert "how near another sample of HMC, of as many draws, would come" in said
-    assert "15 draws kept" in procedure(found.setup, DIGITS, found.outcomes)
+    assert "15 draws kept" in procedure(actual.setup, DIGITS, actual.outcomes)
 
 
 def test_without_a_reference_nothing_is_said_of_one(tmp_path):
-    found = compare(
+    actual = compare(
         replace(SINE, methods={"single": SINE.methods["single"], "sgld": tb.SGLD(2, 8, 4, plan="vmap", thin=1)}),
         tmp_path,
         callbacks=(),
     )
-    assert found.diagnosis is None
-    assert found.outcomes["sgld"].numbers()["draws"] == 8
-    assert found.outcomes["sgld"].fidelity == Fidelity()
-    assert "W1 ↓" not in table(found.outcomes).columns
+    assert actual.diagnosis is None
+    assert actual.outcomes["sgld"].numbers()["draws"] == 8
+    assert actual.outcomes["sgld"].fidelity == Fidelity()
+    assert "W1 ↓" not in table(actual.outcomes).columns
     assert "reference" not in json.loads((tmp_path / "results.json").read_text())
 
 
@@ -295,9 +297,9 @@ def drifting(shift):
 
 def test_a_reference_that_has_not_converged_is_warned_of():
     inputs = torch.zeros(7, 1)
-    found = tb.diagnose(drifting(0.0), inputs)
-    rhat = found.spaces["means"].rhat.flatten()
-    said = worth(found)
+    actual = tb.diagnose(drifting(0.0), inputs)
+    rhat = actual.spaces["means"].rhat.flatten()
+    said = worth(actual)
     assert f"at most 1.05 for {100 * float((rhat <= 1.05).double().mean()):.0f} % of its {rhat.numel()}" in said
     assert "Warning" not in said
     said = worth(tb.diagnose(drifting(5.0), inputs))
@@ -317,12 +319,12 @@ def test_rows_are_spread_over_the_whole():
 
 @pytest.mark.usefixtures("no_pictures")
 def test_a_reference_from_a_directory_gives_the_same_numbers(digits, tmp_path):
-    home, found = digits
+    home, actual = digits
     given = some(DIGITS, "ensemble", reference=str(home / "fits" / "hmc"))
     again = compare(given, tmp_path, callbacks=())
     assert list(again.outcomes) == ["ensemble", "reference"]
-    assert again.outcomes["ensemble"].fidelity == found.outcomes["ensemble"].fidelity
-    assert again.outcomes["reference"].fidelity == found.outcomes["hmc"].fidelity
+    assert again.outcomes["ensemble"].fidelity == actual.outcomes["ensemble"].fidelity
+    assert again.outcomes["reference"].fidelity == actual.outcomes["hmc"].fidelity
     assert again.diagnosis is not None
     assert again.diagnosis.record is not None
     assert configuration(given)["reference"] == str(home / "fits" / "hmc")
@@ -334,12 +336,12 @@ def test_a_reference_from_a_directory_gives_the_same_numbers(digits, tmp_path):
 @pytest.mark.study
 @pytest.mark.usefixtures("no_pictures")
 def test_hmc_is_compared_with_a_given_reference_like_any_method(digits, tmp_path):
-    home, found = digits
+    home, actual = digits
     given = some(DIGITS, "hmc", reference=str(home / "fits" / "hmc"))
     again = compare(given, tmp_path, callbacks=())
     assert again.outcomes["hmc"].fidelity.clean == {"agreement": 1.0, "total_variation": 0.0}
     assert again.outcomes["hmc"].fidelity.halves == []
-    assert again.outcomes["reference"].fidelity.clean == found.outcomes["hmc"].fidelity.clean
+    assert again.outcomes["reference"].fidelity.clean == actual.outcomes["hmc"].fidelity.clean
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -348,11 +350,11 @@ def test_any_posterior_can_be_the_reference(tmp_path, members):
     problem = replace(SINE.problem, train_size=20)
     fit_run(problem.setup(), replace(SINE.methods["ensemble"], members=members), tmp_path / "map", callbacks=())
     given = some(SINE, "single", problem=problem, reference=str(tmp_path / "map"))
-    found = compare(given, tmp_path / "out", callbacks=())
-    assert found.diagnosis is None
+    actual = compare(given, tmp_path / "out", callbacks=())
+    assert actual.diagnosis is None
     # the same seed: the single network is the first member of the reference
-    assert found.outcomes["single"].fidelity.clean["wasserstein1"] < (0.02 if members == 1 else 1)
-    assert len(found.outcomes["reference"].fidelity.halves) == (0 if members == 1 else 1)
+    assert actual.outcomes["single"].fidelity.clean["wasserstein1"] < (0.02 if members == 1 else 1)
+    assert len(actual.outcomes["reference"].fidelity.halves) == (0 if members == 1 else 1)
 
 
 @pytest.mark.parametrize(

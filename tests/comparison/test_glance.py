@@ -44,9 +44,9 @@ def probs_of(outcome, inputs):
 
 
 def test_the_glance_shows_the_numbers_of_the_results(digits):
-    home, found = digits
+    home, actual = digits
     held = json.loads((home / "results.json").read_text())["methods"]
-    panels = {panel.title: panel for panel in glance({label_of(n): o for n, o in found.outcomes.items()}, "HMC")}
+    panels = {panel.title: panel for panel in glance({label_of(n): o for n, o in actual.outcomes.items()}, "HMC")}
     assert list(panels) == ["test set", "calibration", "corrupted images", "foreign images", "closeness"]
     for name, own in held.items():
         label, intervals = label_of(name), own["intervals"]
@@ -68,12 +68,12 @@ def test_the_glance_shows_the_numbers_of_the_results(digits):
 
 
 def test_intervals_under_corruption_are_those_of_rows_and_not_of_images(digits):
-    _, found = digits
-    outcome, intervals = found.outcomes["ensemble"], found.outcomes["ensemble"].certainty.intervals
+    _, actual = digits
+    outcome, intervals = actual.outcomes["ensemble"], actual.outcomes["ensemble"].certainty.intervals
     terms: dict[str, list] = {"nll": [], "accuracy": [], "overconfidence": [], "total_variation": []}
     for name in DIGITS.corruptions:
-        inputs, targets = corrupt_data(found.setup.data, name, 3, seed=0, limit=50)
-        probs, reference = (probs_of(found.outcomes[method], inputs) for method in ("ensemble", "hmc"))
+        inputs, targets = corrupt_data(actual.setup.data, name, 3, seed=0, limit=50)
+        probs, reference = (probs_of(actual.outcomes[method], inputs) for method in ("ensemble", "hmc"))
         right = probs.argmax(1) == targets.numpy()
         terms["nll"].append(-np.log(probs[np.arange(50), targets]))
         terms["accuracy"].append(right)
@@ -89,8 +89,8 @@ def test_intervals_under_corruption_are_those_of_rows_and_not_of_images(digits):
 
 
 def test_the_interval_of_detection_is_that_of_both_sides(digits):
-    _, found = digits
-    outcome = found.outcomes["ensemble"]
+    _, actual = digits
+    outcome = actual.outcomes["ensemble"]
     inside, areas = outcome.clean.scores.entropy, []
     seed = mix(Purpose.RESAMPLES, 0) % 2**32
     counts, scored = resamples(len(inside)), list(outcome.foreign.values())
@@ -109,10 +109,10 @@ def test_the_interval_of_detection_is_that_of_both_sides(digits):
 
 def test_every_picture_has_a_caption_and_a_text_of_its_own(digits, monkeypatch):
     unpainted(monkeypatch)
-    _, found = digits
-    drawn = pictures(found.setup, DIGITS, found.outcomes)
+    _, actual = digits
+    drawn = pictures(actual.setup, DIGITS, actual.outcomes)
     assert next(iter(drawn)) == "glance"
-    page = found.report.read_text()
+    page = actual.report.read_text()
     for picture in drawn.values():
         assert len(picture.caption) > 60
         assert picture.alt not in {"", picture.title, picture.caption}
@@ -125,8 +125,8 @@ def test_every_picture_has_a_caption_and_a_text_of_its_own(digits, monkeypatch):
 
 
 def test_the_page_leads_with_the_glance_and_folds_its_tables(digits):
-    _, found = digits
-    page = found.report.read_text()
+    _, actual = digits
+    page = actual.report.read_text()
     assert re.findall(r"<h2>([^<]*)<", page)[0] == "Scores on the test set"
     assert re.findall(r"<h2>([^<]*)<", page)[1] == "All methods at one glance"
     assert "<details open" not in page
@@ -141,18 +141,18 @@ def test_the_page_leads_with_the_glance_and_folds_its_tables(digits):
 
 
 def test_a_regression_has_its_own_questions(sine_and_hmc):
-    home, found = sine_and_hmc
-    panels = glance({label_of(n): o for n, o in found.outcomes.items()}, "HMC")
+    home, actual = sine_and_hmc
+    panels = glance({label_of(n): o for n, o in actual.outcomes.items()}, "HMC")
     assert [panel.measure for panel in panels] == ["NLL (nats)", "RMSE (units of the target)", "W1 to HMC"]
-    assert panels[1].numbers["deep ensemble"] == found.outcomes["ensemble"].clean.metrics["rmse"]
+    assert panels[1].numbers["deep ensemble"] == actual.outcomes["ensemble"].clean.metrics["rmse"]
     assert len(panels[2].floors) == 3
-    outcome = found.outcomes["ensemble"]
+    outcome = actual.outcomes["ensemble"]
     rows = outcome.fidelity.terms["wasserstein1"].numpy()
     counts = resamples(len(rows))
     value, *interval = panels[2].values["deep ensemble"]
     assert value == outcome.fidelity.clean["wasserstein1"] == pytest.approx(rows.mean())
     assert interval == pytest.approx(ends(counts @ rows / counts.sum(1)), rel=1e-9)
-    assert found.report.read_text().count("<figcaption>") == len(list(home.glob("*.png")))
+    assert actual.report.read_text().count("<figcaption>") == len(list(home.glob("*.png")))
 
 
 def test_one_row_says_nothing_of_others():

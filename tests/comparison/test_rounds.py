@@ -44,17 +44,17 @@ def test_the_turns_end_at_the_prior_of_the_largest_exact_evidence():
     exact: Any = minimize_scalar(lambda s: -exact_evidence(math.exp(s), data), **options)
     first = tb.MAP(1, 250, 40, tb.SGD(0.02), plan="loop")
     dense = tb.Laplace("dense", prior="model")
-    found = train_in_rounds(linear_model(8.0), data, first, laplace=dense, again=[first] * 4)
-    assert len(found) == 5
-    assert all(one.at_mode for one in found)
+    actual = train_in_rounds(linear_model(8.0), data, first, laplace=dense, again=[first] * 4)
+    assert len(actual) == 5
+    assert all(one.at_mode for one in actual)
     # every round is exact for the prior that it was trained under
-    for one in found:
+    for one in actual:
         scale = float(one.fitted.model.prior.stds()[0])
         assert float(one.fitted.log_evidence()) == pytest.approx(exact_evidence(scale, data), abs=1e-6)
-    chosen = best_round(found)
+    chosen = best_round(actual)
     assert float(chosen.fitted.log_evidence()) == pytest.approx(-exact.fun, abs=1e-4)
     assert float(chosen.fitted.model.prior.stds()[0]) == pytest.approx(math.exp(exact.x), rel=0.02)
-    assert best_round(found[::-1]) is chosen  # that of the largest evidence, not merely the last
+    assert best_round(actual[::-1]) is chosen  # that of the largest evidence, not merely the last
 
 
 def round_at(log_precision_D, gap_D) -> Any:
@@ -89,7 +89,7 @@ def test_weights_that_are_no_mode_are_said_so():
 
 def test_without_a_free_prior_the_model_stays():
     first = tb.MAP(1, 20, 40, tb.SGD(0.02), plan="loop")
-    found = train_in_rounds(
+    actual = train_in_rounds(
         linear_model(1.0),
         regression(),
         first,
@@ -97,19 +97,19 @@ def test_without_a_free_prior_the_model_stays():
         groups="model",
         again=[first],
     )
-    assert found[1].fitted.model is found[0].fitted.model
+    assert actual[1].fitted.model is actual[0].fitted.model
 
 
 def test_effective_parameters_are_those_of_the_explicit_matrices():
     inputs, targets = regression()
     model = linear_model(0.1)
     mode = tb.fit(model, (inputs, targets), tb.MAP(1, 50, 40, tb.SGD(0.02), plan="loop"), callbacks=())
-    found = tb.fit(model, (inputs, targets), tb.Laplace("dense", prior="model"), start=mode, callbacks=())
+    actual = tb.fit(model, (inputs, targets), tb.Laplace("dense", prior="model"), start=mode, callbacks=())
     design = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=torch.float64)], dim=1)
     values = torch.linalg.eigvalsh(design.T @ design / NOISE**2)
-    assert isinstance(found, tb.LaplacePosterior)
-    assert float(found.effective_parameters()) == pytest.approx(float((values / (values + 100)).sum()), rel=1e-9)
-    assert 4 < float(tb.tune(found).effective_parameters()) <= 5 + 1e-9
+    assert isinstance(actual, tb.LaplacePosterior)
+    assert float(actual.effective_parameters()) == pytest.approx(float((values / (values + 100)).sum()), rel=1e-9)
+    assert 4 < float(tb.tune(actual).effective_parameters()) <= 5 + 1e-9
 
 
 def test_scales_that_vary_within_a_parameter_are_given_by_their_ends():

@@ -197,12 +197,12 @@ def test_packed_numbers_come_back(bits: int) -> None:
 
 def test_rounding_costs_at_most_a_24th_of_a_nat_a_weight() -> None:
     w, v = normal(5000, seed=2), 10 ** (2 * normal(5000, seed=5) - 4)
-    found = Rounding.of(w, v)
-    assert found is not None
-    assert 0.5 * ((found.apply(w) - w).square() / v).sum() < 5000 / 24 * 1.1  # errors are uniform up to chance
-    coarser = Rounding(found.exponent - 1, found.bits - 1)
+    actual = Rounding.of(w, v)
+    assert actual is not None
+    assert 0.5 * ((actual.apply(w) - w).square() / v).sum() < 5000 / 24 * 1.1  # errors are uniform up to chance
+    coarser = Rounding(actual.exponent - 1, actual.bits - 1)
     assert 0.5 * ((coarser.apply(w) - w).square() / v).sum() > 5000 / 24 / 4
-    assert found.whole(w).abs().max() < 1 << (found.bits - 1)
+    assert actual.whole(w).abs().max() < 1 << (actual.bits - 1)
     assert Rounding.of(w, torch.zeros_like(v)) is None
     assert Rounding.of(w, v * 1e-16) is None  # more bits than float32 has
     assert Rounding.of(torch.zeros(3), torch.ones(3)) == Rounding(0, 1)

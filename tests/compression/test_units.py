@@ -40,12 +40,12 @@ def test_units_that_nothing_takes_are_gone_and_so_is_what_they_take_alone() -> N
     with torch.no_grad():
         net[2].weight[[0, 2], 3] = 0.0  # type: ignore[index]
     x = normal(7, 4)
-    found = made_smaller(net, x)
-    assert sizes(found.network) == {"0.weight": (4, 4), "2.weight": (2, 4), "4.weight": (2, 2)}
-    assert_close(found.network(x), net(x))
-    assert found.difference < 1e-14
-    assert found.stayed == ()
-    linear = found.network.get_submodule("2")
+    actual = made_smaller(net, x)
+    assert sizes(actual.network) == {"0.weight": (4, 4), "2.weight": (2, 4), "4.weight": (2, 2)}
+    assert_close(actual.network(x), net(x))
+    assert actual.difference < 1e-14
+    assert actual.stayed == ()
+    linear = actual.network.get_submodule("2")
     assert isinstance(linear, nn.Linear)
     assert (linear.in_features, linear.out_features) == (4, 2)
 
@@ -54,19 +54,19 @@ def test_units_that_nothing_takes_are_gone_and_so_is_what_they_take_alone() -> N
 def test_units_without_weights_are_constants_that_biases_take(activation: nn.Module) -> None:
     net = zeroed(nn.Sequential(nn.Linear(4, 5), activation, nn.Linear(5, 2)), l0_0=[0, 2])
     x = normal(7, 4)
-    found = made_smaller(net, x)
-    assert sizes(found.network) == {"0.weight": (3, 4), "2.weight": (2, 3)}
-    assert_close(found.network(x), net(x))
+    actual = made_smaller(net, x)
+    assert sizes(actual.network) == {"0.weight": (3, 4), "2.weight": (2, 3)}
+    assert_close(actual.network(x), net(x))
 
 
 def test_inputs_without_weights_are_not_taken() -> None:
     net = zeroed(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), l1_1=[0, 3, 4])
     x = normal(7, 2, 3)
-    found = made_smaller(net, x)
-    layer = found.network.get_submodule("1")
+    actual = made_smaller(net, x)
+    layer = actual.network.get_submodule("1")
     assert isinstance(layer, PickedLinear)
     assert layer.index.tolist() == [1, 2, 5]
-    assert_close(found.network(x), net(x))
+    assert_close(actual.network(x), net(x))
 
 
 def conv_net(padding: int = 0, pool: nn.Module | None = None, sides: int = 8) -> nn.Sequential:
@@ -80,14 +80,14 @@ def conv_net(padding: int = 0, pool: nn.Module | None = None, sides: int = 8) ->
 def test_filters_are_gone_with_all_their_places() -> None:
     net = zeroed(conv_net(), l0_0=[1], l2_0=[0, 4], l8_1=[5])
     x = normal(7, 1, 8, 8)
-    found = made_smaller(net, x)
-    assert sizes(found.network) == {
+    actual = made_smaller(net, x)
+    assert sizes(actual.network) == {
         "0.weight": (3, 1, 3, 3),
         "2.weight": (3, 3, 3, 3),
         "6.weight": (5, 12),
         "8.weight": (2, 5),
     }
-    assert_close(found.network(x), net(x))
+    assert_close(actual.network(x), net(x))
 
 
 def test_positions_of_a_channel_that_do_not_count_are_not_taken() -> None:
@@ -95,9 +95,9 @@ def test_positions_of_a_channel_that_do_not_count_are_not_taken() -> None:
     with torch.no_grad():
         net[6].weight[:, :3] = 0.0  # type: ignore[index]
     x = normal(7, 1, 8, 8)
-    found = made_smaller(net, x)
-    assert sizes(found.network)["6.weight"] == (6, 17)
-    assert_close(found.network(x), net(x))
+    actual = made_smaller(net, x)
+    assert sizes(actual.network)["6.weight"] == (6, 17)
+    assert_close(actual.network(x), net(x))
 
 
 def constants(net: nn.Module, layer: int, units: list[int], values: list[float]) -> nn.Module:
@@ -131,10 +131,10 @@ def test_constants_in_front_of_a_convolution_are_exact_at_its_border(taking: dic
         nn.Flatten(), nn.Linear(27, 2),
     ).double()  # fmt: skip
     x = normal(40, 1, 8, 8)
-    found = made_smaller(constants(net, 0, [0, 2, 5], [0.7, -1.0, 0.4]), x[:7])
-    assert sizes(found.network)["0.weight"][0] == left
-    assert found.difference < 1e-14
-    assert_close(found.network(x), net(x), rtol=1e-12, atol=1e-14)
+    actual = made_smaller(constants(net, 0, [0, 2, 5], [0.7, -1.0, 0.4]), x[:7])
+    assert sizes(actual.network)["0.weight"][0] == left
+    assert actual.difference < 1e-14
+    assert_close(actual.network(x), net(x), rtol=1e-12, atol=1e-14)
     silent = made_smaller(constants(net, 0, [0, 2, 5], [-0.7, -1.0, -0.4]), x[:7])  # zeros may go behind any border
     assert sizes(silent.network)["0.weight"][0] == 3
     assert_close(silent.network(x), net(x), rtol=1e-12, atol=1e-14)
@@ -142,9 +142,9 @@ def test_constants_in_front_of_a_convolution_are_exact_at_its_border(taking: dic
 
 def test_a_linear_layer_without_a_bias_takes_one_constant() -> None:
     net = nn.Sequential(nn.Linear(4, 5), nn.Sigmoid(), nn.Linear(5, 2, bias=False)).double()
-    found = made_smaller(constants(net, 0, [0, 2, 3], [0.7, 0.0, -2.0]), normal(7, 4))
-    assert sizes(found.network) == {"0.weight": (3, 4), "2.weight": (2, 3)}
-    assert_close(found.network(normal(40, 4, seed=1)), net(normal(40, 4, seed=1)), rtol=1e-12, atol=1e-14)
+    actual = made_smaller(constants(net, 0, [0, 2, 3], [0.7, 0.0, -2.0]), normal(7, 4))
+    assert sizes(actual.network) == {"0.weight": (3, 4), "2.weight": (2, 3)}
+    assert_close(actual.network(normal(40, 4, seed=1)), net(normal(40, 4, seed=1)), rtol=1e-12, atol=1e-14)
 
 
 class Between(nn.Module):
@@ -193,11 +193,11 @@ def test_units_without_weights_stay_where_they_are_not_constant(name: str) -> No
         net.one.bias[[0, 3]] = torch.tensor([0.9, -0.6]).double()
     few = normal(200, 4)
     few = few[few[:, 0] < 1.0][:9]
-    found = made_smaller(net, few)
-    assert sizes(found.network)["one.weight"] == (6, 4)
+    actual = made_smaller(net, few)
+    assert sizes(actual.network)["one.weight"] == (6, 4)
     many = 3 * normal(300, 4, seed=5)
-    assert_close(found.network(many), net(many), rtol=1e-12, atol=1e-13)
-    assert found.difference < 1e-14
+    assert_close(actual.network(many), net(many), rtol=1e-12, atol=1e-13)
+    assert actual.difference < 1e-14
 
 
 @pytest.mark.parametrize("name", NOT_CONSTANT)
@@ -206,9 +206,9 @@ def test_units_that_nothing_takes_stay_where_others_feel_them(name: str) -> None
     net = Between(NOT_CONSTANT[name]).double()
     with torch.no_grad():
         net.two.weight[:, 1] = 0.0
-    found = made_smaller(net, normal(50, 4))
+    actual = made_smaller(net, normal(50, 4))
     many = 3 * normal(300, 4, seed=5)
-    assert_close(found.network(many), net(many), rtol=1e-12, atol=1e-13)
+    assert_close(actual.network(many), net(many), rtol=1e-12, atol=1e-13)
 
 
 def test_one_group_that_stays_does_not_keep_another() -> None:
@@ -216,9 +216,9 @@ def test_one_group_that_stays_does_not_keep_another() -> None:
         nn.Linear(4, 5), nn.LayerNorm(5, elementwise_affine=False), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2)
     ).double()
     x = normal(60, 4)
-    found = made_smaller(constants(constants(net, 0, [1], [0.5]), 2, [0, 4], [0.5, -0.5]), x[:9])  # type: ignore[arg-type]
-    assert sizes(found.network) == {"0.weight": (5, 4), "2.weight": (4, 5), "4.weight": (2, 4)}
-    assert_close(found.network(x), net(x), rtol=1e-12, atol=1e-13)
+    actual = made_smaller(constants(constants(net, 0, [1], [0.5]), 2, [0, 4], [0.5, -0.5]), x[:9])  # type: ignore[arg-type]
+    assert sizes(actual.network) == {"0.weight": (5, 4), "2.weight": (4, 5), "4.weight": (2, 4)}
+    assert_close(actual.network(x), net(x), rtol=1e-12, atol=1e-13)
 
 
 class Residual(nn.Module):
@@ -245,30 +245,30 @@ def test_units_of_a_residual_stream_need_all_of_their_sources() -> None:
         net.two.weight[2] = 0.0  # but the stem gives channel 2 too
         net.head.weight[:, 3] = 0.0  # but the block takes channel 3 too
     x = normal(5, 1, 6, 6)
-    found = made_smaller(net, x)
-    assert sizes(found.network) == {
+    actual = made_smaller(net, x)
+    assert sizes(actual.network) == {
         "stem.weight": (4, 1, 3, 3),
         "norm.weight": (4,),
         "one.weight": (2, 4, 3, 3),
         "two.weight": (4, 2, 3, 3),
         "head.weight": (3, 3),  # takes three of the four channels
     }
-    assert_close(found.network(x), net(x))
+    assert_close(actual.network(x), net(x))
     with torch.no_grad():
         net.one.weight[:, 3] = 0.0
-    found = made_smaller(net, x)
-    assert sizes(found.network)["norm.weight"] == (3,)
-    assert found.network.get_submodule("norm").num_features == 3
-    assert_close(found.network(x), net(x))
+    actual = made_smaller(net, x)
+    assert sizes(actual.network)["norm.weight"] == (3,)
+    assert actual.network.get_submodule("norm").num_features == 3
+    assert_close(actual.network(x), net(x))
 
 
 def test_units_stay_where_the_network_needs_them() -> None:
     x = normal(5, 4)
     normed = zeroed(nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 2)), l3_1=[0])
-    found = made_smaller(normed, x)
-    assert sizes(found.network)["0.weight"] == (5, 4)
-    assert "belongs to a LayerNorm, which is not cut" in found.stayed[0]
-    assert_close(found.network(x), normed(x))
+    actual = made_smaller(normed, x)
+    assert sizes(actual.network)["0.weight"] == (5, 4)
+    assert "belongs to a LayerNorm, which is not cut" in actual.stayed[0]
+    assert_close(actual.network(x), normed(x))
 
     class Fixed(nn.Module):
         def __init__(self) -> None:
@@ -281,18 +281,18 @@ def test_units_stay_where_the_network_needs_them() -> None:
     fixed = Fixed().double()
     with torch.no_grad():
         fixed.two.weight[:, 1] = 0.0
-    found = made_smaller(fixed, x)
-    assert sizes(found.network)["one.weight"] == (6, 4)
-    assert "does not run without some" in found.stayed[0]
-    assert_close(found.network(x), fixed(x))
+    actual = made_smaller(fixed, x)
+    assert sizes(actual.network)["one.weight"] == (6, 4)
+    assert "does not run without some" in actual.stayed[0]
+    assert_close(actual.network(x), fixed(x))
 
 
 def test_one_unit_of_a_layer_stays() -> None:
     net = zeroed(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), l2_1=[0, 1, 2, 3, 4])
     x = normal(5, 4)
-    found = made_smaller(net, x)
-    assert sizes(found.network) == {"0.weight": (1, 4), "2.weight": (2, 1)}
-    assert_close(found.network(x), net(x))
+    actual = made_smaller(net, x)
+    assert sizes(actual.network) == {"0.weight": (1, 4), "2.weight": (2, 1)}
+    assert_close(actual.network(x), net(x))
 
 
 def test_weights_inside_of_layers_stay_as_they_are() -> None:
@@ -300,7 +300,7 @@ def test_weights_inside_of_layers_stay_as_they_are() -> None:
     with torch.no_grad():
         net[0].weight[0, 0] = 0.0  # type: ignore[index]
     x = normal(5, 4)
-    found = made_smaller(net, x)
-    assert sizes(found.network) == sizes(net)
-    assert [torch.equal(a, b) for a, b in zip(found.network.parameters(), net.parameters(), strict=True)] == [True] * 4
-    assert_close(outputs_of(found.network, x)[0], net(x))
+    actual = made_smaller(net, x)
+    assert sizes(actual.network) == sizes(net)
+    assert [torch.equal(a, b) for a, b in zip(actual.network.parameters(), net.parameters(), strict=True)] == [True] * 4
+    assert_close(outputs_of(actual.network, x)[0], net(x))

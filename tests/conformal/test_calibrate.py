@@ -67,13 +67,13 @@ def test_a_small_calibration_is_said():
     with pytest.warns(
         tb.ProblemWarning, match="8 calibration rows are too few for coverage 0.9 .at least 9 are needed"
     ):
-        found = calibrate(given, targets)
-    assert [end.tolist() for end in found.intervals(given)] == [[-math.inf] * 8, [math.inf] * 8]
-    assert "1 problem" in repr(found)
-    assert found.at(0.8).problems == ()
-    assert math.isfinite(found.at(0.8).thresholds[ALL].value)
+        actual = calibrate(given, targets)
+    assert [end.tolist() for end in actual.intervals(given)] == [[-math.inf] * 8, [math.inf] * 8]
+    assert "1 problem" in repr(actual)
+    assert actual.at(0.8).problems == ()
+    assert math.isfinite(actual.at(0.8).thresholds[ALL].value)
     with pytest.warns(tb.ProblemWarning, match="too few for coverage 0.95 .at least 19"):
-        found.at(0.95)
+        actual.at(0.95)
     predictive, labels = classes(8)
     with pytest.warns(tb.ProblemWarning, match="too few"):
         assert calibrate(predictive, labels).sets(predictive).all()
@@ -97,20 +97,20 @@ def test_one_row():
 def test_groups_have_their_thresholds():
     given, targets = forecast(60)
     names = ["north" if i % 3 else "south" for i in range(60)]
-    found = calibrate(given, targets, groups=names, coverage=0.8)
+    actual = calibrate(given, targets, groups=names, coverage=0.8)
     for name in ("north", "south"):
         mine = torch.tensor([each == name for each in names])
         alone = calibrate(Forecast(given.mean[mine], given.scale[mine]), targets[mine], coverage=0.8)
-        assert found.thresholds[name] == alone.thresholds[ALL]
+        assert actual.thresholds[name] == alone.thresholds[ALL]
     new = forecast(3, 60)[0]
-    low, high = found.intervals(new, groups=["south", "north", "south"])
+    low, high = actual.intervals(new, groups=["south", "north", "south"])
     halves = ((high - low) / 2 / new.scale).tolist()
-    assert halves == pytest.approx([found.thresholds[name].value for name in ("south", "north", "south")])
+    assert halves == pytest.approx([actual.thresholds[name].value for name in ("south", "north", "south")])
     with pytest.warns(tb.ProblemWarning, match="no calibration row is of group east"):
-        low, _ = found.intervals(new, groups=["south", "east", "south"])
+        low, _ = actual.intervals(new, groups=["south", "east", "south"])
     assert low.isinf().tolist() == [False, True, False]
     with pytest.raises(ValueError, match=r"has 2 groups\. Give `groups`"):
-        found.intervals(new)
+        actual.intervals(new)
     with pytest.raises(ValueError, match="all rows together; got `groups`"):
         calibrate(given, targets).intervals(new, groups=["south"] * 3)
     with pytest.warns(tb.ProblemWarning, match="2 calibration rows of group 1 are too few"):
@@ -151,9 +151,9 @@ def test_a_weight_is_a_count():
 def test_weights_of_a_shift_in_groups():
     given, targets = forecast(60)
     weights, groups = torch.linspace(0.1, 2, 60), torch.arange(60) % 2
-    found = calibrate(given, targets, weights=weights, groups=groups, coverage=0.7)
+    actual = calibrate(given, targets, weights=weights, groups=groups, coverage=0.7)
     new = forecast(4, 60)[0]
-    low, high = found.intervals(new, groups=[0, 1, 0, 1], weights=torch.tensor([0.1, 0.1, 1.0, 500.0]))
+    low, high = actual.intervals(new, groups=[0, 1, 0, 1], weights=torch.tensor([0.1, 0.1, 1.0, 500.0]))
     halves = (high - low) / 2 / new.scale
     for row, (group, weight) in enumerate([(0, 0.1), (1, 0.1), (0, 1.0), (1, 500.0)]):
         mine = groups == group
@@ -172,9 +172,9 @@ def test_ignored_labels_do_not_count():
     predictive, labels = classes(40)
     ignoring = tb.Predictive(predictive.outputs_SBK, tb.likelihoods.Categorical(ignore_index=-100))
     kept = torch.arange(40) % 4 > 0
-    found = calibrate(ignoring, labels.masked_fill(~kept, -100))
+    actual = calibrate(ignoring, labels.masked_fill(~kept, -100))
     same = calibrate(tb.Predictive(predictive.outputs_SBK[:, kept], tb.likelihoods.Categorical()), labels[kept])
-    assert torch.equal(found.rows.scores_N, same.rows.scores_N)
+    assert torch.equal(actual.rows.scores_N, same.rows.scores_N)
     with pytest.raises(ValueError, match="no row counts"):
         calibrate(ignoring, torch.full((40,), -100))
 
@@ -183,12 +183,12 @@ def test_a_promise_over_calibration_sets():
     source, sets, rows = torch.Generator().manual_seed(0), 1000, 100
     rank = 95  # the smallest k with P(Beta(k, 101 − k) < 0.9) ≤ 0.1
     given, targets = Forecast(torch.zeros(rows)), torch.rand(rows, generator=source)
-    found = calibrate(given, targets, confidence=0.9)
-    assert found.thresholds[ALL].rank == rank
+    actual = calibrate(given, targets, confidence=0.9)
+    assert actual.thresholds[ALL].rank == rank
     # Of uniform scores, the coverage that a threshold gives is the threshold.
     kept = torch.rand(sets, rows, generator=source).kthvalue(rank, dim=1).values >= 0.9
     assert float(kept.double().mean()) >= 0.9 - 3 * math.sqrt(0.09 / sets)
-    assert "confidence=0.9" in repr(found)
+    assert "confidence=0.9" in repr(actual)
 
 
 @pytest.mark.parametrize("score", ["absolute", "cqr", APS(randomised=True), conformal.RAPS(0.2, 2)])
@@ -196,14 +196,14 @@ def test_a_file_gives_the_same_sets(tmp_path, score):
     over_classes = not isinstance(score, str)
     (predictive, targets), new = (classes(60), classes(5)[0]) if over_classes else (forecast(60), forecast(5)[0])
     names = ["a", "b"] * 30
-    found = calibrate(predictive, targets, score=score, coverage=0.7, groups=names, weights=torch.linspace(1, 2, 60))
-    again = load(found.save(tmp_path / "conformal.safetensors"))
+    actual = calibrate(predictive, targets, score=score, coverage=0.7, groups=names, weights=torch.linspace(1, 2, 60))
+    again = load(actual.save(tmp_path / "conformal.safetensors"))
     chosen = {"groups": ["b"] * 5, "weights": torch.ones(5)}
     if over_classes:
-        assert torch.equal(found.sets(new, **chosen), again.sets(new, **chosen))
+        assert torch.equal(actual.sets(new, **chosen), again.sets(new, **chosen))
     else:
-        assert torch.equal(torch.stack(found.intervals(new, **chosen)), torch.stack(again.intervals(new, **chosen)))
-    assert repr(again) == repr(found)
+        assert torch.equal(torch.stack(actual.intervals(new, **chosen)), torch.stack(again.intervals(new, **chosen)))
+    assert repr(again) == repr(actual)
     promised = calibrate(predictive, targets, score=score, coverage=0.7, confidence=0.8)
     assert load(promised.save(tmp_path / "promised.safetensors")).thresholds == promised.thresholds
 
@@ -230,12 +230,12 @@ def test_files_of_others_and_scores_of_users(tmp_path):
             half = thresholds_B.sqrt().unsqueeze(1)
             return prediction.mean - half, prediction.mean + half
 
-    found = calibrate(posterior, (inputs, targets), score=Squared())
+    actual = calibrate(posterior, (inputs, targets), score=Squared())
     same = calibrate(posterior, (inputs, targets), score="absolute")
     predictive = tb.predict(posterior, inputs)
-    assert torch.allclose(torch.stack(found.intervals(predictive)), torch.stack(same.intervals(predictive)))
+    assert torch.allclose(torch.stack(actual.intervals(predictive)), torch.stack(same.intervals(predictive)))
     with pytest.raises(ValueError, match="a file names a score of absolute, "):
-        found.save(tmp_path / "squared.safetensors")
+        actual.save(tmp_path / "squared.safetensors")
 
 
 def test_scores_of_the_other_kind_are_refused():
@@ -251,11 +251,11 @@ def test_scores_of_the_other_kind_are_refused():
         calibrate(Forecast(torch.zeros(20)), torch.zeros(20), score="normalised")
     with pytest.raises(ValueError, match="needs `mean`"):
         calibrate(Forecast(low=torch.zeros(20), high=torch.ones(20)), torch.zeros(20), score="absolute")
-    found, predictive = calibrate(*forecast(20)), classes(4)[0]
+    actual, predictive = calibrate(*forecast(20)), classes(4)[0]
     with pytest.raises(TypeError, match="Use `sets`"):
-        found.intervals(predictive)
+        actual.intervals(predictive)
     with pytest.raises(TypeError, match="regions are those of the score 'density'"):
-        found.regions(forecast(4)[0])
+        actual.regions(forecast(4)[0])
     with pytest.raises(TypeError, match="and the targets are numbers"):
         calibrate(*forecast(20), groups="class")
 
@@ -282,12 +282,12 @@ def test_numbers_that_are_predicted_together():
     source = torch.Generator().manual_seed(0)
     joint = tb.likelihoods.Custom(lambda f: torch.distributions.MultivariateNormal(f, torch.eye(2).to(f)))
     predictive, targets = tb.Predictive(torch.zeros(1, 30, 2), joint), torch.randn(30, 2, generator=source)
-    found = calibrate(predictive, targets, score="density")
+    actual = calibrate(predictive, targets, score="density")
     exact = targets.double().square().sum(1) / 2 + math.log(2 * math.pi)
-    assert torch.allclose(found.rows.scores_N, exact)
-    assert int(found.covers(predictive, targets).sum()) == 28
+    assert torch.allclose(actual.rows.scores_N, exact)
+    assert int(actual.covers(predictive, targets).sum()) == 28
     with pytest.raises(TypeError, match="of one real number"):
-        found.intervals(predictive)
+        actual.intervals(predictive)
     with pytest.raises(TypeError, match="numbers together"):
         calibrate(predictive, targets, score="pit")
     low, high = calibrate(predictive, targets).intervals(predictive)
@@ -297,11 +297,11 @@ def test_numbers_that_are_predicted_together():
 def test_targets_outside_of_the_support():
     positive = tb.likelihoods.Custom(lambda f: torch.distributions.Exponential(f.exp()))
     predictive, targets = tb.Predictive(torch.zeros(2, 30, 1), positive), torch.linspace(-0.1, 2, 30).unsqueeze(1)
-    found = calibrate(predictive, targets, score="density", coverage=0.8)
-    low, high = found.intervals(predictive)
+    actual = calibrate(predictive, targets, score="density", coverage=0.8)
+    low, high = actual.intervals(predictive)
     assert torch.allclose(low, torch.zeros_like(low), atol=1e-12)
-    assert torch.allclose(high, torch.full_like(high, found.thresholds[ALL].value), atol=1e-5)
-    assert found.at(0.95).intervals(predictive)[1].isinf().all()
+    assert torch.allclose(high, torch.full_like(high, actual.thresholds[ALL].value), atol=1e-5)
+    assert actual.at(0.95).intervals(predictive)[1].isinf().all()
 
 
 def test_broadcasting_is_refused():
@@ -315,15 +315,15 @@ def test_broadcasting_is_refused():
 
 def test_equal_scores_cover_all():
     given = Forecast(torch.zeros(30), torch.ones(30))
-    found = calibrate(given, torch.ones(30))
-    assert found.covers(given, torch.ones(30)).all()
-    assert found.thresholds[ALL] == conformal.Threshold(1.0, 28, 30)
+    actual = calibrate(given, torch.ones(30))
+    assert actual.covers(given, torch.ones(30)).all()
+    assert actual.thresholds[ALL] == conformal.Threshold(1.0, 28, 30)
 
 
 def test_a_display():
-    found = calibrate(*forecast(99))
-    assert repr(found).startswith("Conformal(score=Normalised(), coverage=0.9, rows=99, threshold=")
-    assert "expected=0.9 ± 0.03" in repr(found)
-    page: Any = found
+    actual = calibrate(*forecast(99))
+    assert repr(actual).startswith("Conformal(score=Normalised(), coverage=0.9, rows=99, threshold=")
+    assert "expected=0.9 ± 0.03" in repr(actual)
+    page: Any = actual
     assert "all rows" in page._repr_html_()
-    assert isinstance(found, Conformal)
+    assert isinstance(actual, Conformal)

@@ -23,15 +23,15 @@ LAC_SETS = {
 
 @pytest.mark.parametrize("coverage", LAC_SETS)
 def test_sets_of_bounded_probability_are_those_of_crepes_and_mapie(coverage):
-    found = calibrate(*FIT, score="lac", coverage=coverage)
-    assert found.sets(NEW).int().tolist() == LAC_SETS[coverage]
+    actual = calibrate(*FIT, score="lac", coverage=coverage)
+    assert actual.sets(NEW).int().tolist() == LAC_SETS[coverage]
 
 
 def test_sets_with_a_threshold_for_each_class_are_those_of_crepes():
     exact = [[1, 0, 0, 1], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 1, 1], [0, 1, 1, 0]]
-    found = calibrate(*FIT, score="lac", coverage=0.7, groups="class")
-    assert found.sets(NEW).int().tolist() == exact
-    assert [each.rows for each in found.thresholds.values()] == [10, 20, 20, 10]
+    actual = calibrate(*FIT, score="lac", coverage=0.7, groups="class")
+    assert actual.sets(NEW).int().tolist() == exact
+    assert [each.rows for each in actual.thresholds.values()] == [10, 20, 20, 10]
 
 
 def test_scores_against_loops_over_classes():
@@ -60,8 +60,8 @@ def test_randomised_scores_are_those_of_mapie():
     predictive, labels = FIT
     uniform = 1 - torch.from_numpy(np.random.RandomState(0).uniform(size=60))
     scores = APS(randomised=True).class_scores(predictive.probs, uniform).gather(1, labels.unsqueeze(1))[:, 0]
-    found = [threshold(scores, coverage).value for coverage in (0.7, 0.8, 0.9)]
-    assert found == pytest.approx([0.93409492, 0.97410843, 0.99222327], abs=1e-6)
+    actual = [threshold(scores, coverage).value for coverage in (0.7, 0.8, 0.9)]
+    assert actual == pytest.approx([0.93409492, 0.97410843, 0.99222327], abs=1e-6)
 
 
 def _simulated(sets, rows, seed=0):
@@ -84,11 +84,11 @@ def test_coverage_over_data_sets(score):
 def test_randomised_sets_have_their_coverage_and_are_the_same_again():
     probs, labels, _ = _simulated(1, 8000, seed=3)
     some, other = (tb.Predictive.from_probs(part) for part in probs.split(4000))
-    found = calibrate(some, labels[:4000], score=APS(randomised=True), seed=1)
-    sets = found.sets(other)
-    assert torch.equal(sets, found.sets(other))
+    actual = calibrate(some, labels[:4000], score=APS(randomised=True), seed=1)
+    sets = actual.sets(other)
+    assert torch.equal(sets, actual.sets(other))
     assert not torch.equal(sets, calibrate(some, labels[:4000], score=APS(randomised=True), seed=2).sets(other))
-    covered = found.covers(other, labels[4000:])
+    covered = actual.covers(other, labels[4000:])
     assert torch.equal(covered, sets.gather(1, labels[4000:].unsqueeze(1))[:, 0])
     assert float(covered.double().mean()) == pytest.approx(0.9, abs=4 * math.sqrt(2 * 0.09 / 4000))
 
@@ -108,8 +108,8 @@ def test_each_class_has_its_coverage():
     probs, labels, _ = _simulated(1, 12_000, seed=5)
     probs = (probs.log() + torch.tensor([1.5, 0, 0, 0, 0, -1.5])).softmax(-1)  # biased
     some, other = (tb.Predictive.from_probs(part) for part in probs.split(6000))
-    found = calibrate(some, labels[:6000], score="lac", coverage=0.8, groups="class")
-    covered = found.covers(other, labels[6000:])
+    actual = calibrate(some, labels[:6000], score="lac", coverage=0.8, groups="class")
+    covered = actual.covers(other, labels[6000:])
     plain = calibrate(some, labels[:6000], score="lac", coverage=0.8).covers(other, labels[6000:])
     shares = torch.stack([
         torch.stack([c[labels[6000:] == k].double().mean() for k in range(6)]) for c in (covered, plain)
@@ -124,29 +124,29 @@ def test_two_classes_by_one_output(shape, dtype):
     source = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 40, 1, generator=source)
     labels = torch.rand(40, generator=source) < logits.mean(0)[:, 0].sigmoid()
-    found = calibrate(tb.Predictive(logits, tb.likelihoods.Bernoulli()), labels.to(dtype).view(shape), score="lac")
+    actual = calibrate(tb.Predictive(logits, tb.likelihoods.Bernoulli()), labels.to(dtype).view(shape), score="lac")
     probs = logits.double().sigmoid().mean(0)
     pair = tb.Predictive.from_probs(torch.cat([1 - probs, probs], dim=1))
     same = calibrate(pair, labels.long(), score="lac")
-    assert found.thresholds["all rows"].value == pytest.approx(same.thresholds["all rows"].value)
-    assert torch.equal(found.sets(tb.Predictive(logits, tb.likelihoods.Bernoulli())), same.sets(pair))
+    assert actual.thresholds["all rows"].value == pytest.approx(same.thresholds["all rows"].value)
+    assert torch.equal(actual.sets(tb.Predictive(logits, tb.likelihoods.Bernoulli())), same.sets(pair))
 
 
 def test_a_class_without_rows_is_in_every_set():
     predictive, labels = classes(80)
     with pytest.warns(tb.ProblemWarning, match="0 calibration rows of group 3 are too few for coverage 0.6"):
-        found = calibrate(predictive, labels.clamp_max(2), score="lac", coverage=0.6, groups="class")
-    assert found.sets(NEW)[:, 3].all()
-    assert not found.sets(NEW).all()
+        actual = calibrate(predictive, labels.clamp_max(2), score="lac", coverage=0.6, groups="class")
+    assert actual.sets(NEW)[:, 3].all()
+    assert not actual.sets(NEW).all()
 
 
 def test_one_class_and_equal_scores():
     one = tb.Predictive.from_probs(torch.ones(12, 1))
     equal = tb.Predictive.from_probs(torch.full((12, 3), 1 / 3))
     for name in CLASS_SCORES:
-        found = calibrate(equal, torch.arange(12) % 3, score=name)
-        assert found.sets(equal).all()  # nothing tells classes apart
-        assert found.thresholds["all rows"].expected == 12 / 13
+        actual = calibrate(equal, torch.arange(12) % 3, score=name)
+        assert actual.sets(equal).all()  # nothing tells classes apart
+        assert actual.thresholds["all rows"].expected == 12 / 13
     with pytest.raises(ValueError, match="at least 2"):
         calibrate(one, torch.zeros(12, dtype=torch.int64))
 
@@ -154,10 +154,10 @@ def test_one_class_and_equal_scores():
 def test_as_many_classes_as_rows():
     source = torch.Generator().manual_seed(0)
     predictive = tb.Predictive.from_probs(torch.randn(20, 20, generator=source).softmax(-1))
-    found = calibrate(predictive, torch.arange(20), score="lac")
+    actual = calibrate(predictive, torch.arange(20), score="lac")
     exact = (1 - predictive.probs.double().diagonal()).sort().values[18]
-    assert found.thresholds["all rows"].value == pytest.approx(float(exact))
-    assert found.sets(predictive).shape == (20, 20)
+    assert actual.thresholds["all rows"].value == pytest.approx(float(exact))
+    assert actual.sets(predictive).shape == (20, 20)
 
 
 def test_places_and_soft_labels_are_refused():

@@ -73,8 +73,8 @@ def test_a_linear_model_is_that_of_refits(score, kind, columns):
     model, inputs, targets = _linear(rows, columns)
     (train, y), new = (inputs[:rows], targets[:rows]), inputs[rows:]
     posterior = _fitted(model, train, y, structure="dense" if columns < 60 else "diagonal")  # any gives the same
-    found = jackknife(posterior, (train, y), coverage=coverage, score=score, kind=kind)
-    assert found.problems == ()
+    actual = jackknife(posterior, (train, y), coverage=coverage, score=score, kind=kind)
+    assert actual.problems == ()
     own, at = [], []
     for i in range(rows):
         kept = torch.arange(rows) != i
@@ -83,10 +83,10 @@ def test_a_linear_model_is_that_of_refits(score, kind, columns):
         own.append(torch.cat([mean[:1], scale[:1]], dim=1))
         at.append(torch.stack([mean[1:], scale[1:]]))
     (means, scales), (means_B, scales_B) = torch.stack(own).unbind(-1), torch.stack(at, dim=1)
-    assert torch.allclose(found.means_N, means, rtol=1e-6, atol=1e-8)
-    assert torch.allclose(found.scales_N, scales, rtol=1e-6)
+    assert torch.allclose(actual.means_N, means, rtol=1e-6, atol=1e-8)
+    assert torch.allclose(actual.scales_N, scales, rtol=1e-6)
     exact = jackknife_intervals(means, y, means_B, coverage=coverage, scales_N=scales, scales_NB=scales_B, kind=kind)
-    for end, right in zip(found.intervals(new), exact, strict=True):
+    for end, right in zip(actual.intervals(new), exact, strict=True):
         assert torch.allclose(end, right, rtol=1e-6, atol=1e-6)
 
 
@@ -142,15 +142,15 @@ def test_networks(likelihood, outputs):
     mode, inputs, targets = _regression(likelihood, outputs, rows)
     data = inputs[:rows], targets[:rows]
     posterior = tb.fit(mode.model, data, tb.Laplace(structure="dense", prior="model"), start=mode, callbacks=())
-    found = jackknife(posterior, data)
-    assert found.problems == ()
-    low, high = found.intervals(inputs[rows:])
+    actual = jackknife(posterior, data)
+    assert actual.problems == ()
+    low, high = actual.intervals(inputs[rows:])
     assert low.dtype == torch.float32
     inside = ((low <= targets[rows:]) & (targets[rows:] <= high)).double().mean()
     assert 0.8 <= float(inside) < 1
     # Errors of predictions without the row are larger than those with it.
     with_row = (tb.predict(mode, data[0]).mean - data[1]).square().double()
-    assert float((found.means_N - data[1]).square().mean()) > float(with_row.mean())
+    assert float((actual.means_N - data[1]).square().mean()) > float(with_row.mean())
 
 
 def test_several_outputs_make_a_box():
@@ -160,13 +160,13 @@ def test_several_outputs_make_a_box():
     model = tb.Model(nn.Linear(2, 3, bias=False).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(10.0))
     train, y = inputs[:40], targets[:40]
     posterior = _fitted(model, train, y)
-    found = jackknife(posterior, (train, y))
-    low, high = found.intervals(inputs[40:])
+    actual = jackknife(posterior, (train, y))
+    low, high = actual.intervals(inputs[40:])
     assert low.shape == (300, 3)
     assert float(((low <= targets[40:]) & (targets[40:] <= high)).all(1).double().mean()) > 0.8
     kept = ~torch.eye(40, dtype=torch.bool)
     without = [_ridge(train[k], y[k], train[~k], prior=10.0, noise=1.0)[0] for k in kept]
-    assert torch.allclose(found.means_N, torch.cat(without), rtol=1e-6)
+    assert torch.allclose(actual.means_N, torch.cat(without), rtol=1e-6)
 
 
 def test_members_are_averaged():
@@ -228,14 +228,14 @@ def test_leverages_above_one_and_few_rows_are_said(monkeypatch):
     model, inputs, targets = _linear(30, 25)
     data = inputs[:30], targets[:30]
     with pytest.warns(tb.ProblemWarning, match=r"leverage of .* of 30 rows is 1 or more"):
-        found = jackknife(_fitted(model, *data, structure="diagonal"), data)
-    assert "1 problem" in repr(found)
-    assert all(end.isfinite().all() for end in found.intervals(inputs[30:]))
+        actual = jackknife(_fitted(model, *data, structure="diagonal"), data)
+    assert "1 problem" in repr(actual)
+    assert all(end.isfinite().all() for end in actual.intervals(inputs[30:]))
     model, inputs, targets = _linear(6, 2)
     few = inputs[:6], targets[:6]
     with pytest.warns(tb.ProblemWarning, match="6 rows are too few"):
-        found = jackknife(_fitted(model, *few), few)
-    assert all(end.isinf().all() for end in found.intervals(inputs))
+        actual = jackknife(_fitted(model, *few), few)
+    assert all(end.isinf().all() for end in actual.intervals(inputs))
 
 
 def test_what_it_does_not_take():

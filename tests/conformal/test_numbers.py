@@ -15,8 +15,8 @@ _HETEROSCEDASTIC = tb.likelihoods.HeteroscedasticGaussian()
 FIT, NEW = forecast(57), forecast(5, 57)[0]
 
 
-def ends(found):
-    return torch.stack(found, dim=1).flatten().tolist()
+def ends(actual):
+    return torch.stack(actual, dim=1).flatten().tolist()
 
 
 @pytest.mark.parametrize(("coverage", "half"), [(0.8, 0.76431787), (0.9, 0.8455734)])
@@ -42,31 +42,31 @@ def test_groups_are_those_of_crepes():
     # At 0.8, where (1 − 0.8) · 20 is below 4 in floats, crepes takes one rank more than is needed.
     exact = [0.14226824706773555, 0.7300612634279143, 0.5243137092032029, 1.4614315869658714, -0.3085577030370822]
     exact += [1.5820337173153578, -0.9676392486211967, 0.3580180064167633, -1.2039360667141237, -0.7282994733026622]
-    found = calibrate(*FIT, score="normalised", coverage=0.75, groups=torch.arange(57) % 3)
-    assert ends(found.intervals(NEW, groups=torch.arange(5) % 3)) == pytest.approx(exact, abs=1e-12)
+    actual = calibrate(*FIT, score="normalised", coverage=0.75, groups=torch.arange(57) % 3)
+    assert ends(actual.intervals(NEW, groups=torch.arange(5) % 3)) == pytest.approx(exact, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", NUMBER_SCORES)
 @pytest.mark.parametrize("coverage", [0.3, 0.8])
 def test_an_interval_holds_the_targets_whose_score_is_at_most_the_threshold(name, coverage):
     predictive, targets = average(40)
-    found = calibrate(predictive, targets, score=name, coverage=coverage)
+    actual = calibrate(predictive, targets, score=name, coverage=coverage)
     points, rows = 401, 6
     grid = torch.linspace(-6, 6, points, dtype=torch.float64)
     new = average(rows, seed=1)[0]
     each = _rows(new, torch.arange(rows).repeat_interleave(points))
-    by_score = found.covers(each, grid.repeat(rows).unsqueeze(1)).view(rows, points)
+    by_score = actual.covers(each, grid.repeat(rows).unsqueeze(1)).view(rows, points)
     if name == "density":
-        pairs = [pairs.unsqueeze(1) for pairs in found.regions(new)]
+        pairs = [pairs.unsqueeze(1) for pairs in actual.regions(new)]
         inside = torch.stack([((grid >= p[..., 0]) & (grid <= p[..., 1])).any(0) for p in pairs])
     else:
-        low, high = found.intervals(new)
+        low, high = actual.intervals(new)
         inside = (grid >= low) & (grid <= high)
     empty = ~by_score.any(1)  # an empty set is returned as a point
     assert torch.equal(inside[~empty], by_score[~empty])
     assert not inside[empty].sum(1).gt(1).any()
     # The rank-th smallest score is the threshold: so many calibration rows are covered.
-    assert int(found.covers(predictive, targets).sum()) == found.thresholds["all rows"].rank
+    assert int(actual.covers(predictive, targets).sum()) == actual.thresholds["all rows"].rank
 
 
 def test_scores_are_what_they_say():
@@ -86,8 +86,8 @@ def test_levels_do_not_depend_on_the_scale_of_the_targets():
     predictive, targets = average(50)
     plain = calibrate(predictive, targets, score="pit").intervals(predictive)
     larger = tb.Predictive(1000 * predictive.outputs_SBK, tb.likelihoods.Gaussian(600.0))
-    found = calibrate(larger, 1000 * targets, score="pit").intervals(larger)
-    assert torch.allclose(torch.stack(found), 1000 * torch.stack(plain))
+    actual = calibrate(larger, 1000 * targets, score="pit").intervals(larger)
+    assert torch.allclose(torch.stack(actual), 1000 * torch.stack(plain))
 
 
 def test_two_separate_intervals_of_highest_density():
@@ -129,11 +129,11 @@ def test_a_box_holds_all_numbers_of_a_row():
     scale = torch.tensor([0.1, 1.0, 10.0]).expand_as(mean)
     noise = torch.randn(4000, 1, generator=source) + torch.randn(4000, 3, generator=source)
     targets = mean + scale * noise
-    found = calibrate(Forecast(mean[:2000], scale[:2000]), targets[:2000])
+    actual = calibrate(Forecast(mean[:2000], scale[:2000]), targets[:2000])
     new = Forecast(mean[2000:], scale[2000:])
-    low, high = found.intervals(new)
+    low, high = actual.intervals(new)
     inside = ((low <= targets[2000:]) & (targets[2000:] <= high)).all(1)
-    assert torch.equal(inside, found.covers(new, targets[2000:]))
+    assert torch.equal(inside, actual.covers(new, targets[2000:]))
     assert float(inside.double().mean()) == pytest.approx(0.9, abs=4 * math.sqrt(2 * 0.09 / 2000))
     # All outputs have the same width in their own units, and less than Bonferroni's, at 1 − 0.1/3 each.
     widths = ((high - low) / scale[2000:]).mean(0)
@@ -141,12 +141,12 @@ def test_a_box_holds_all_numbers_of_a_row():
     bonferroni = [
         calibrate(Forecast(mean[:2000, k], scale[:2000, k]), targets[:2000, k], coverage=1 - 0.1 / 3) for k in range(3)
     ]
-    assert all(found.thresholds["all rows"].value < each.thresholds["all rows"].value for each in bonferroni)
+    assert all(actual.thresholds["all rows"].value < each.thresholds["all rows"].value for each in bonferroni)
 
 
 def test_crossing_quantiles_are_the_middle():
-    found = CQR().intervals(Forecast(low=[0.0, 0.0], high=[2.0, 2.0]), torch.tensor([-0.5, -3.0]).double())
-    assert [end.tolist() for end in found] == [[0.5, 1.0], [1.5, 1.0]]
+    actual = CQR().intervals(Forecast(low=[0.0, 0.0], high=[2.0, 2.0]), torch.tensor([-0.5, -3.0]).double())
+    assert [end.tolist() for end in actual] == [[0.5, 1.0], [1.5, 1.0]]
 
 
 def test_counts_keep_their_coverage():
@@ -157,10 +157,10 @@ def test_counts_keep_their_coverage():
         some, others = (
             tb.Predictive(part.log().unsqueeze(0), tb.likelihoods.Poisson()) for part in (rate[:40], rate[40:])
         )
-        found = calibrate(some, counts[:40], coverage=0.8)
-        assert found.score == PIT()
-        low, high = found.intervals(others)
-        covered = found.covers(others, counts[40:])
+        actual = calibrate(some, counts[:40], coverage=0.8)
+        assert actual.score == PIT()
+        low, high = actual.intervals(others)
+        covered = actual.covers(others, counts[40:])
         assert torch.equal(covered, ((low <= counts[40:]) & (counts[40:] <= high))[:, 0])
         coverages.append(float(covered.double().mean()))
     assert sum(coverages) / len(coverages) >= 0.8 - 0.01

@@ -46,9 +46,9 @@ def test_the_coverage_of_one_calibration_set_is_beta():
     # The coverage that a threshold q of uniform scores gives is q itself.
     coverage = torch.rand(sets, rows, generator=SOURCE, dtype=torch.float64).kthvalue(rank, dim=1).values
     law = beta(rank, rows + 1 - rank)
-    found = Threshold(0.9, rank, rows)
-    assert found.expected == pytest.approx(law.mean())
-    assert found.spread == pytest.approx(law.std())
+    actual = Threshold(0.9, rank, rows)
+    assert actual.expected == pytest.approx(law.mean())
+    assert actual.spread == pytest.approx(law.std())
     assert float(coverage.std()) == pytest.approx(law.std(), rel=0.02)
     for level in (0.85, 0.9, 0.95):
         share = law.cdf(level)
@@ -77,18 +77,18 @@ def test_equal_weights_give_the_rank_without_weights():
     for rows in (1, 9, 10, 19, 20, 60):
         scores = torch.rand(rows, generator=SOURCE, dtype=torch.float64)
         for coverage in (0.1, 0.5, 0.55, 0.9, 0.95):
-            found = weighted_thresholds(scores, torch.full((rows,), 0.3), torch.tensor([0.3]), coverage=coverage)
-            assert float(found) == threshold(scores, coverage).value
+            actual = weighted_thresholds(scores, torch.full((rows,), 0.3), torch.tensor([0.3]), coverage=coverage)
+            assert float(actual) == threshold(scores, coverage).value
 
 
 def test_weights_against_a_loop_over_rows():
     scores, weights = torch.rand(30, generator=SOURCE).double(), torch.rand(30, generator=SOURCE).double()
     news = torch.tensor([0.0, 0.5, 3.0, 30.0]).double()
-    found = weighted_thresholds(scores, weights, news, coverage=0.8)
-    for new, value in zip(news, found, strict=True):
+    actual = weighted_thresholds(scores, weights, news, coverage=0.8)
+    for new, value in zip(news, actual, strict=True):
         reached = [float(s) for s in scores if weights[scores <= s].sum() >= 0.8 * (weights.sum() + new)]
         assert float(value) == min(reached, default=math.inf)
-    assert found[-1] == math.inf
+    assert actual[-1] == math.inf
 
 
 def test_coverage_under_a_shift_of_the_inputs():

@@ -82,17 +82,17 @@ def same(one: tb.Learned, other: tb.Learned) -> None:
 )
 def test_every_method_that_carries_something_learns_a_sequence(name: str) -> None:
     method = METHODS[name]
-    found = tb.sequence(model(), TASKS, method, **options(method))
-    accuracy = found.scores["accuracy"]
+    actual = tb.sequence(model(), TASKS, method, **options(method))
+    accuracy = actual.scores["accuracy"]
     assert accuracy.shape == (3, 3)
     assert torch.isnan(accuracy[0, 2])
     assert torch.isfinite(accuracy.tril()).all()
-    assert list(found.names) == ["axis 0", "axis 1", "axis 2"]
+    assert list(actual.names) == ["axis 0", "axis 1", "axis 2"]
     carries = method.onward.carries
-    assert (found.posteriors[1].model.prior.joint is not None) == (carries == "prior")
+    assert (actual.posteriors[1].model.prior.joint is not None) == (carries == "prior")
     if carries == "prior":
-        mean_D = found.posteriors[0].gaussian.mean_MD[0]  # type: ignore[attr-defined]
-        assert torch.equal(found.posteriors[1].model.prior.joint.loc_D, mean_D)  # type: ignore[union-attr]
+        mean_D = actual.posteriors[0].gaussian.mean_MD[0]  # type: ignore[attr-defined]
+        assert torch.equal(actual.posteriors[1].model.prior.joint.loc_D, mean_D)  # type: ignore[union-attr]
 
 
 CENTRES = tb.coresets.KCentre(5)
@@ -136,14 +136,14 @@ def test_tasks_can_be_added_later(tmp_path: Path) -> None:
         tb.sequence(model(), TASKS, method, directory=tmp_path)
     with pytest.raises(ValueError, match="belongs to another run: its seed is 0, now 1"):
         tb.sequence(model(), TASKS, method, directory=tmp_path, resume=True, seed=1)
-    found = tb.sequence(model(), iter(TASKS), method, directory=tmp_path, resume=True)
-    same(found, tb.sequence(model(), TASKS, method))
+    actual = tb.sequence(model(), iter(TASKS), method, directory=tmp_path, resume=True)
+    same(actual, tb.sequence(model(), TASKS, method))
     text = (tmp_path / "sequence.json").read_text()
     (tmp_path / "sequence.json").write_text(text.replace("0.", "1.", 1))
     with pytest.raises(ValueError, match="scores are then taken anew"):
         tb.sequence(model(), TASKS, method, directory=tmp_path, resume=True)
     (tmp_path / "sequence.json").unlink()
-    same(tb.sequence(model(), TASKS, method, directory=tmp_path, resume=True), found)
+    same(tb.sequence(model(), TASKS, method, directory=tmp_path, resume=True), actual)
     path = tmp_path / "task_2" / "fit" / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(ValueError, match="checkpoint"):
@@ -152,11 +152,11 @@ def test_tasks_can_be_added_later(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["vi", pytest.param("ivon", marks=pytest.mark.study), "map"])
 def test_a_task_leaves_the_heads_of_others_as_they_were(name: str) -> None:
-    found = tb.sequence(headed(tb.priors.Normal(0.5)), HEADED, METHODS[name])
-    where = found.posteriors[0].model.layout.slices
+    actual = tb.sequence(headed(tb.priors.Normal(0.5)), HEADED, METHODS[name])
+    where = actual.posteriors[0].model.layout.slices
 
     def of(t: int, head: int, what: str = "mean_MD") -> Tensor:
-        posterior: Any = found.posteriors[t]
+        posterior: Any = actual.posteriors[t]
         own = posterior.weights_MD if name == "map" else posterior.mean_MD
         own = posterior.covariance.diagonal() if what == "variance" else own
         return torch.cat([own[0, where[f"heads.{head}.{part}"]] for part in ("weight", "bias")])
@@ -178,20 +178,20 @@ def test_rows_go_through_their_own_head() -> None:
     heads = torch.tensor([0, 1, 1, 0, 1])
     expected = torch.stack([net.heads[int(h)](net.body(x)) for h, x in zip(heads, inputs, strict=True)])
     torch.testing.assert_close(net(inputs, heads), expected)
-    (same_inputs, found), targets = for_head((inputs, heads), 1)
+    (same_inputs, actual), targets = for_head((inputs, heads), 1)
     assert same_inputs is inputs
     assert targets is heads
-    assert found.tolist() == [1] * 5
+    assert actual.tolist() == [1] * 5
 
 
 def test_centres_are_the_farthest_rows() -> None:
     inputs = normal(40, 3, seed=5)
-    found = tb.coresets.KCentre(6, first=3).choose(40, lambda: inputs, seed=0).tolist()
+    actual = tb.coresets.KCentre(6, first=3).choose(40, lambda: inputs, seed=0).tolist()
     expected = [3]
     while len(expected) < 6:  # by the definition
         distances = [min(float((x - inputs[c]).norm()) for c in expected) for x in inputs]
         expected.append(max(range(40), key=lambda n: distances[n]))
-    assert found == expected
+    assert actual == expected
     equal = tb.coresets.KCentre(3).choose(4, lambda: torch.ones(4, 2), seed=0).tolist()
     assert equal == [0, 1, 2]
     one, other = (tb.coresets.Random(9).choose(40, lambda: inputs, seed=s).tolist() for s in (1, 2))
@@ -203,12 +203,12 @@ def test_scores_are_those_of_the_definitions() -> None:
     table = [[0.9, 0.5, math.nan], [0.8, 0.85, 0.4], [0.6, 0.7, 0.95]]
     cells = {(t, s): {"accuracy": v} for t, row in enumerate(table) for s, v in enumerate(row) if not math.isnan(v)}
     untrained = {"accuracy": torch.tensor([0.1, 0.2, 0.3])}
-    found = tb.Learned((), (), ("a", "b", "c"), matrices(cells, 3), untrained)
-    torch.testing.assert_close(found.average(), torch.tensor([0.9, 0.825, 0.75]).double())
-    assert found.backward_transfer() == pytest.approx(((0.6 - 0.9) + (0.7 - 0.85)) / 2)
-    assert found.forward_transfer() == pytest.approx(((0.5 - 0.2) + (0.4 - 0.3)) / 2)
+    actual = tb.Learned((), (), ("a", "b", "c"), matrices(cells, 3), untrained)
+    torch.testing.assert_close(actual.average(), torch.tensor([0.9, 0.825, 0.75]).double())
+    assert actual.backward_transfer() == pytest.approx(((0.6 - 0.9) + (0.7 - 0.85)) / 2)
+    assert actual.forward_transfer() == pytest.approx(((0.5 - 0.2) + (0.4 - 0.3)) / 2)
     with pytest.raises(ValueError, match="`metric`"):
-        found.average("rmse")
+        actual.average("rmse")
 
 
 @pytest.mark.parametrize("kind", [TensorDataset, "loader"])
@@ -218,9 +218,9 @@ def test_rows_of_data_sets_can_be_set_aside(kind: Any) -> None:
         return DataLoader(dataset, batch_size=20, shuffle=True) if kind == "loader" else dataset
 
     tasks = [tb.Task(of(task.train), of(task.test)) for task in TASKS[:2]]
-    found = tb.sequence(model(), tasks, tb.MAP(epochs=2, batch_size=20), coreset=tb.coresets.Random(7))
-    assert torch.isfinite(found.scores["accuracy"]).all()
-    assert not torch.equal(tensors(found.predictors[1])["weights_MD"], tensors(found.posteriors[1])["weights_MD"])
+    actual = tb.sequence(model(), tasks, tb.MAP(epochs=2, batch_size=20), coreset=tb.coresets.Random(7))
+    assert torch.isfinite(actual.scores["accuracy"]).all()
+    assert not torch.equal(tensors(actual.predictors[1])["weights_MD"], tensors(actual.posteriors[1])["weights_MD"])
 
 
 def once() -> Iterator[Any]:
@@ -261,15 +261,15 @@ def test_what_cannot_be_learned_is_refused_before_anything_is(
 
 def test_a_task_may_be_judged_on_what_it_learns_from() -> None:
     same_rows = rows(30, 1)
-    found = tb.sequence(model(), [tb.Task(same_rows, same_rows), tb.Task(same_rows)], tb.MAP(epochs=2))
-    assert found.scores["accuracy"].shape == (2, 2)
-    torch.testing.assert_close(found.scores["accuracy"][:, 0], found.scores["accuracy"][:, 1])
+    actual = tb.sequence(model(), [tb.Task(same_rows, same_rows), tb.Task(same_rows)], tb.MAP(epochs=2))
+    assert actual.scores["accuracy"].shape == (2, 2)
+    torch.testing.assert_close(actual.scores["accuracy"][:, 0], actual.scores["accuracy"][:, 1])
 
 
 def test_tasks_of_one_row_and_several_networks() -> None:
-    found = tb.sequence(model(), [rows(1, 0), rows(1, 1)], tb.MAP(members=3, epochs=2))
-    assert found.posterior.members == 3
-    assert found.scores["accuracy"].shape == (2, 2)
+    actual = tb.sequence(model(), [rows(1, 0), rows(1, 1)], tb.MAP(members=3, epochs=2))
+    assert actual.posterior.members == 3
+    assert actual.scores["accuracy"].shape == (2, 2)
 
 
 def test_a_weight_that_does_not_vary_cannot_be_a_prior() -> None:
@@ -283,10 +283,10 @@ def test_variational_inference_begins_at_a_gaussian() -> None:
     mean_MD, variance_MD = normal(1, 58, dtype=torch.float32), torch.linspace(0, 1e-3, 58).unsqueeze(0)
     start = tb.Gaussian(model(), mean_MD, Diagonal(variance_MD))
     method = tb.VI(epochs=1, optimizer=tb.Adam(1e-9), kl_weight=1.0, batch_size=100)
-    found: Any = tb.fit(model(), TASKS[0].train, method, start=start)
-    torch.testing.assert_close(found.mean_MD, mean_MD)
+    actual: Any = tb.fit(model(), TASKS[0].train, method, start=start)
+    torch.testing.assert_close(actual.mean_MD, mean_MD)
     own = torch.tensor(0.02**2)
     expected = torch.where(variance_MD > 0, variance_MD.minimum(own), own)
-    torch.testing.assert_close(found.covariance.diagonal(), expected)
+    torch.testing.assert_close(actual.covariance.diagonal(), expected)
     with pytest.raises(ValueError, match="point posterior"):
         tb.fit(model(), TASKS[0].train, tb.MAP(epochs=1), start=start)

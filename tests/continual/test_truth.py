@@ -30,13 +30,13 @@ def model() -> tb.Model:
 
 def recursion(*, diagonal: bool, tasks: list[tuple[Tensor, Tensor]] = TASKS) -> list[tuple[Tensor, Tensor]]:
     """Means and precisions after each task: of Bayes' rule, or with the diagonal of every curvature alone."""
-    precision, mean, found = torch.eye(3, dtype=torch.float64) / PRIOR**2, torch.zeros(3, dtype=torch.float64), []
+    precision, mean, actual = torch.eye(3, dtype=torch.float64) / PRIOR**2, torch.zeros(3, dtype=torch.float64), []
     for x, y in tasks:
         curvature = x.T @ x / NOISE**2
         mean = torch.linalg.solve(precision + curvature, precision @ mean + x.T @ y[:, 0] / NOISE**2)
         precision = precision + (torch.diag(curvature.diagonal()) if diagonal else curvature)
-        found.append((mean, precision))
-    return found
+        actual.append((mean, precision))
+    return actual
 
 
 def moments(posterior: Posterior) -> tuple[Tensor, Tensor]:
@@ -47,16 +47,16 @@ def moments(posterior: Posterior) -> tuple[Tensor, Tensor]:
 # `test_what_predicts_with_coresets_is_the_posterior_of_all_rows` has dense ones
 @pytest.mark.parametrize("structure", [pytest.param("dense", marks=pytest.mark.study), "kronecker"])
 def test_a_sequence_of_full_laplace_posteriors_is_bayes_rule(structure: str) -> None:
-    found = tb.sequence(model(), TASKS, tb.Laplace(structure, prior="model"), seeker=SEEKER)
-    for posterior, (mean, precision) in zip(found.posteriors, recursion(diagonal=False), strict=True):
+    actual = tb.sequence(model(), TASKS, tb.Laplace(structure, prior="model"), seeker=SEEKER)
+    for posterior, (mean, precision) in zip(actual.posteriors, recursion(diagonal=False), strict=True):
         own = moments(posterior)
         torch.testing.assert_close(own[0], mean, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(own[1], precision, rtol=1e-8, atol=1e-8)
 
 
 def test_a_sequence_of_diagonal_laplace_posteriors_is_online_ewc() -> None:
-    found = tb.sequence(model(), TASKS, tb.Laplace("diagonal", prior="model"), seeker=SEEKER)
-    for posterior, (mean, precision) in zip(found.posteriors, recursion(diagonal=True), strict=True):
+    actual = tb.sequence(model(), TASKS, tb.Laplace("diagonal", prior="model"), seeker=SEEKER)
+    for posterior, (mean, precision) in zip(actual.posteriors, recursion(diagonal=True), strict=True):
         own = moments(posterior)
         torch.testing.assert_close(own[0], mean, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(own[1], precision, rtol=1e-8, atol=1e-8)
@@ -85,8 +85,8 @@ DENSE = pytest.param("dense", False, marks=pytest.mark.study)
 @pytest.mark.slow
 @pytest.mark.parametrize(("structure", "diagonal"), [DENSE, ("diagonal", True)])
 def test_variational_continual_learning_meets_its_recursion(structure: str, diagonal: bool) -> None:
-    found = tb.sequence(model(), TASKS, vi(structure))
-    for posterior, (mean, precision) in zip(found.posteriors, recursion(diagonal=diagonal), strict=True):
+    actual = tb.sequence(model(), TASKS, vi(structure))
+    for posterior, (mean, precision) in zip(actual.posteriors, recursion(diagonal=diagonal), strict=True):
         own = moments(posterior)
         torch.testing.assert_close(own[0], mean, rtol=0, atol=0.01)
         torch.testing.assert_close(own[1], precision, rtol=0, atol=0.08 * float(precision.max()))
@@ -98,9 +98,9 @@ def test_variational_continual_learning_meets_its_recursion(structure: str, diag
 def test_what_predicts_with_coresets_is_the_posterior_of_all_rows(coreset: Coreset) -> None:
     """And what is carried on is that of the rows that were not set aside."""
     method = tb.Laplace("dense", prior="model")
-    found = tb.sequence(model(), TASKS, method, seeker=SEEKER, coreset=coreset)
+    actual = tb.sequence(model(), TASKS, method, seeker=SEEKER, coreset=coreset)
     for predictor, posterior, (mean, precision) in zip(
-        found.predictors, found.posteriors, recursion(diagonal=False), strict=True
+        actual.predictors, actual.posteriors, recursion(diagonal=False), strict=True
     ):
         own = moments(predictor)
         torch.testing.assert_close(own[0], mean, rtol=1e-8, atol=1e-8)
@@ -112,14 +112,14 @@ def test_what_predicts_with_coresets_is_the_posterior_of_all_rows(coreset: Cores
 def test_a_sequence_of_expectation_propagation_is_bayes_rule(order: Literal["parallel", "sequential"]) -> None:
     """And the evidences of the tasks add up to that of all rows."""
     method = tb.EP(order=order)
-    found = tb.sequence(model(), TASKS, method)
-    for posterior, (mean, precision) in zip(found.posteriors, recursion(diagonal=False), strict=True):
+    actual = tb.sequence(model(), TASKS, method)
+    for posterior, (mean, precision) in zip(actual.posteriors, recursion(diagonal=False), strict=True):
         own = moments(posterior)
         torch.testing.assert_close(own[0], mean, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(own[1], precision, rtol=1e-10, atol=1e-10)
     rows = tuple(torch.cat(parts) for parts in zip(*TASKS, strict=True))
     whole = tb.fit(model(), rows, method, callbacks=())
-    each = [float(posterior.log_evidence()) for posterior in found.posteriors]  # type: ignore[attr-defined]
+    each = [float(posterior.log_evidence()) for posterior in actual.posteriors]  # type: ignore[attr-defined]
     assert sum(each) == pytest.approx(float(whole.log_evidence()), abs=1e-9)  # type: ignore[attr-defined]
 
 
@@ -128,21 +128,21 @@ def test_a_sequence_of_probabilistic_backpropagation_goes_on_under_the_posterior
     learned, data = tb.likelihoods.Gaussian("learned"), TASKS[:2]
     net = nn.Linear(3, 1, bias=False).double()
     first = tb.Model(net, learned, tb.priors.Normal(PRIOR))
-    found = tb.sequence(first, data, tb.PBP(epochs=3), seed=5)
-    before = found.posteriors[0]
+    actual = tb.sequence(first, data, tb.PBP(epochs=3), seed=5)
+    before = actual.posteriors[0]
     assert isinstance(before, tb.Gaussian)
     onward = tb.Model(net, before.model.likelihood, tb.as_prior(before))
     seed = mix(Purpose.TASK, 5, 2)
     by_hand = tb.fit(onward, data[1], tb.PBP(epochs=3), seed=seed, callbacks=())
-    torch.testing.assert_close(moments(found.posterior), moments(by_hand), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(moments(actual.posterior), moments(by_hand), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 def test_one_task_is_a_fit() -> None:
     method = tb.VI(epochs=20, kl_weight=1.0)
-    found = tb.sequence(model(), TASKS[:1], method, seed=3)
+    actual = tb.sequence(model(), TASKS[:1], method, seed=3)
     alone = tb.fit(model(), TASKS[0], method, seed=3)
-    assert torch.equal(found.posterior.gaussian.mean_MD, alone.mean_MD)  # type: ignore[attr-defined]
-    assert found.scores["rmse"].shape == (1, 1)
-    assert torch.tensor(found.forward_transfer("rmse")).isnan()
-    assert torch.tensor(found.backward_transfer("rmse")).isnan()
+    assert torch.equal(actual.posterior.gaussian.mean_MD, alone.mean_MD)  # type: ignore[attr-defined]
+    assert actual.scores["rmse"].shape == (1, 1)
+    assert torch.tensor(actual.forward_transfer("rmse")).isnan()
+    assert torch.tensor(actual.backward_transfer("rmse")).isnan()

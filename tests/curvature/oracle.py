@@ -40,9 +40,9 @@ def forward(net: Net, weights_D: Tensor, inputs: Any, buffers: dict[str, Tensor]
         ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
     )
     with sdpa_kernel(SDPBackend.MATH):  # the only form that can be differentiated twice
-        found = functional_call(module, {**named, **(buffers or {})}, args, kwargs)
-    found = found if isinstance(found, Tensor) else found.logits
-    return found.unsqueeze(-1) if found.ndim == 1 else found
+        actual = functional_call(module, {**named, **(buffers or {})}, args, kwargs)
+    actual = actual if isinstance(actual, Tensor) else actual.logits
+    return actual.unsqueeze(-1) if actual.ndim == 1 else actual
 
 
 def name_of(net: Net) -> str:
@@ -52,8 +52,8 @@ def name_of(net: Net) -> str:
 
 def jacobian(net: Net, weights_D: Tensor, inputs: Any, buffers: dict[str, Tensor] | None = None) -> Tensor:
     """Return df_bk/dw_d, (B, K, D), all outputs of a row on one axis."""
-    found = torch.autograd.functional.jacobian(lambda w: forward(net, w, inputs, buffers).flatten(1), weights_D)
-    return torch.as_tensor(found)
+    actual = torch.autograd.functional.jacobian(lambda w: forward(net, w, inputs, buffers).flatten(1), weights_D)
+    return torch.as_tensor(actual)
 
 
 def weights_of(net: Net, members: int = MEMBERS) -> Tensor:
@@ -86,11 +86,11 @@ def nll(outputs_K: Tensor, target: Tensor) -> Tensor:
 
 def output_hessians(outputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = nll) -> Tensor:
     """Return the Hessian of every row's loss in its outputs, (B, K, K), by autograd."""
-    found = []
+    actual = []
     for row, target in zip(outputs.detach(), targets, strict=True):
         own = torch.autograd.functional.hessian(lambda f, y=target: loss(f, y), row)
-        found.append(torch.as_tensor(own).reshape(row.numel(), row.numel()))
-    return torch.stack(found)
+        actual.append(torch.as_tensor(own).reshape(row.numel(), row.numel()))
+    return torch.stack(actual)
 
 
 def scores(outputs: Tensor, targets: Tensor) -> Tensor:

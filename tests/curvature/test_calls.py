@@ -91,12 +91,12 @@ def test_layers_called_with_keywords_have_the_curvature_of_autograd(way: str):
     exact = expected(model, inputs, None)
     for structure in ("dense", "diagonal", "kronecker", "ekfac", "low_rank"):
         method: Any = tb.Laplace(structure=structure, check_mode=False, prior="model")
-        found: Any = tb.fit(model, (inputs, labels), method, start=net, callbacks=())
+        actual: Any = tb.fit(model, (inputs, labels), method, start=net, callbacks=())
         if structure == "dense":
-            assert_close(precision(found), exact + torch.eye(len(exact)).double(), rtol=1e-8, atol=1e-10)
+            assert_close(precision(actual), exact + torch.eye(len(exact)).double(), rtol=1e-8, atol=1e-10)
         if structure == "diagonal":
-            assert_close(precision(found).diagonal(), exact.diagonal() + 1, rtol=1e-8)
-        assert tb.predict(found, inputs).probs.shape == (6, 2)
+            assert_close(precision(actual).diagonal(), exact.diagonal() + 1, rtol=1e-8)
+        assert tb.predict(actual, inputs).probs.shape == (6, 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -108,7 +108,7 @@ def test_a_network_that_differentiates_itself_has_the_curvature_of_autograd():
     exact = expected(model, inputs, 0.5)
     for structure in ("dense", "kronecker"):
         method: Any = tb.Laplace(structure=structure, check_mode=False, prior="model")
-        found: Any = tb.fit(model, (inputs, normal(5, 1, seed=3)), method, start=net, callbacks=())
+        actual: Any = tb.fit(model, (inputs, normal(5, 1, seed=3)), method, start=net, callbacks=())
         if structure == "dense":
-            assert_close(precision(found), exact + torch.eye(len(exact)).double(), rtol=1e-8, atol=1e-9)
-        assert tb.predict(found, inputs).variance.shape == (5, 1)
+            assert_close(precision(actual), exact + torch.eye(len(exact)).double(), rtol=1e-8, atol=1e-9)
+        assert tb.predict(actual, inputs).variance.shape == (5, 1)

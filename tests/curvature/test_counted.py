@@ -120,14 +120,14 @@ def columns_of(kind: str, likelihood: Any, outputs: Tensor, targets: Any, sample
 
 def hessians(likelihood: Any, outputs: Tensor, targets: Any) -> Tensor:
     """Return −∇² log_prob of each row alone, by autograd."""
-    parameters, found = LOG_SCALE if likelihood.parameters() else {}, []
+    parameters, actual = LOG_SCALE if likelihood.parameters() else {}, []
     for b, row in enumerate(outputs):
         own = pytree.tree_map(lambda t, b=b: t[b : b + 1], targets)
         matrix = torch.autograd.functional.hessian(
             lambda f, y=own: -likelihood.log_prob(f.unsqueeze(0), y, parameters)[0] + 0 * f.square().sum(), row
         )
-        found.append(torch.as_tensor(matrix).reshape(row.numel(), row.numel()))
-    return torch.stack(found)
+        actual.append(torch.as_tensor(matrix).reshape(row.numel(), row.numel()))
+    return torch.stack(actual)
 
 
 @each_form
@@ -162,15 +162,15 @@ def label_score(outputs: Tensor, hard: Tensor) -> Tensor:
 
 def enumerated_scores(outputs: Tensor, counts: Tensor) -> Tensor:
     """Return E[s sᵀ] of the score of rows (B, T, K) whose labels are drawn from c / Σ c and count Σ c at each place."""
-    found = torch.zeros(len(outputs), outputs[0].numel(), outputs[0].numel(), dtype=torch.float64)
+    actual = torch.zeros(len(outputs), outputs[0].numel(), outputs[0].numel(), dtype=torch.float64)
     for b, row in enumerate(outputs):
         total = counts[b].sum(-1)
         shares = counts[b] / torch.where(total == 0, 1.0, total).unsqueeze(-1)
         for drawn in product(range(K), repeat=len(row)):
             chance = math.prod(float(shares[t, k]) if total[t] > 0 else 1 / K for t, k in enumerate(drawn))
             score = (total.sqrt().unsqueeze(-1) * label_score(row, torch.tensor(drawn))).flatten()
-            found[b] += chance * torch.outer(score, score)
-    return found
+            actual[b] += chance * torch.outer(score, score)
+    return actual
 
 
 def counts_by_hand(likelihood: Categorical, targets: Tensor) -> Tensor:
@@ -227,10 +227,10 @@ OWN = ["a subclass", "a class", "a class without holes", "rows, a subclass"]
 def test_sampled_fisher_has_the_weighted_one_as_its_mean(name: str):
     likelihood, outputs, targets = FORMS[name]
     torch.manual_seed(3)
-    found = torch.stack([columns_of("fisher", likelihood, outputs, targets, samples=40) for _ in range(20)])
-    error = found.std(0) / math.sqrt(20)
+    actual = torch.stack([columns_of("fisher", likelihood, outputs, targets, samples=40) for _ in range(20)])
+    error = actual.std(0) / math.sqrt(20)
     # 6 standard errors by Student's t with 19 degrees of freedom; entries that are zero for every draw are exact
-    assert ((found.mean(0) - hessians(likelihood, outputs, targets)).abs() <= 6 * error + 1e-12).all()
+    assert ((actual.mean(0) - hessians(likelihood, outputs, targets)).abs() <= 6 * error + 1e-12).all()
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -272,13 +272,13 @@ def test_a_mixture_labels_is_rows_by_their_shares(kind: str):
 )
 def test_families_whose_matrix_is_not_the_hessian_are_weighted_too(base: Likelihood, width: int, targets: Tensor):
     outputs = normal(B, width, seed=5)
-    found = columns_of("ggn", Weighted(base), outputs, (targets, WEIGHTS))
-    assert_close(found, WEIGHTS.view(-1, 1, 1) * columns_of("ggn", base, outputs, targets))
+    actual = columns_of("ggn", Weighted(base), outputs, (targets, WEIGHTS))
+    assert_close(actual, WEIGHTS.view(-1, 1, 1) * columns_of("ggn", base, outputs, targets))
 
 
 def test_information_of_a_learned_scale_counts_rows_by_their_weights():
-    found = parameter_information(Weighted(Gaussian("learned")), ONE[:, :2], (REAL, WEIGHTS), parameters=LOG_SCALE)
-    assert_close(found["log_scale"], [2.0 * 2 * WEIGHTS.sum()])
+    actual = parameter_information(Weighted(Gaussian("learned")), ONE[:, :2], (REAL, WEIGHTS), parameters=LOG_SCALE)
+    assert_close(actual["log_scale"], [2.0 * 2 * WEIGHTS.sum()])
 
 
 @dataclass(frozen=True)

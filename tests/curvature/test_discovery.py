@@ -27,7 +27,7 @@ SHARED = {
 }
 
 
-def found(name: str, rows: int = 4, *, joint: bool = True) -> NetworkLayers:
+def actual(name: str, rows: int = 4, *, joint: bool = True) -> NetworkLayers:
     net = NETS[name]
     weights_D, inputs = oracle.weights_of(net)[1], net.inputs(rows)
     model = oracle.model_of(net, torch.zeros(1, dtype=torch.int64))
@@ -37,7 +37,7 @@ def found(name: str, rows: int = 4, *, joint: bool = True) -> NetworkLayers:
 @pytest.mark.parametrize("rows", [4, pytest.param(1, marks=pytest.mark.study)])
 @every_net
 def test_layers_and_their_ways(name: str, rows: int):
-    own = found(name, rows)
+    own = actual(name, rows)
     ways = {(layer.module, layer.description) for layer in own.layers}
     if NETS[name].either:
         assert ways >= set(NETS[name].ways)
@@ -50,14 +50,14 @@ def test_layers_and_their_ways(name: str, rows: int):
     ("name", "joint"), with_studies([(n, i % 2 == 0) for i, n in enumerate(NETS)], NETS, (True, False))
 )
 def test_every_weight_belongs_to_one_part(name: str, joint: bool):
-    own = found(name, joint=joint)
+    own = actual(name, joint=joint)
     assert own.order.sort().values.tolist() == list(range(own.model.network.layout.size))
     assert own.order.tolist() == [i for part in own.parts for i in part.index.flatten().tolist()]
 
 
 @pytest.mark.parametrize("name", [name for name, net in NETS.items() if net.lost])
 def test_why_a_weight_has_no_layer_is_said(name: str):
-    own = found(name)
+    own = actual(name)
     said = own.describe()
     assert own.whole is not None
     for parameter, words in NETS[name].lost:
@@ -67,18 +67,18 @@ def test_why_a_weight_has_no_layer_is_said(name: str):
 
 @pytest.mark.parametrize(("name", "modules"), SHARED.items(), ids=SHARED)
 def test_weights_used_at_several_places_of_a_row(name: str, modules: set[str]):
-    assert found(name).shared == modules
+    assert actual(name).shared == modules
 
 
 @pytest.mark.parametrize("name", ["linear", "last layer", "bias of the head", "frozen", "linear, no bias, one input"])
 def test_a_single_layer_is_known_as_such(name: str):
-    own = found(name)
+    own = actual(name)
     assert own.single is own.layers[0]
 
 
 @pytest.mark.parametrize("name", ["mlp", "tied", "outputs at places", "groups", "batch norm"])
 def test_more_than_a_single_layer_is_known_as_such(name: str):
-    assert found(name).single is None
+    assert actual(name).single is None
 
 
 def test_a_convolution_alone_is_no_single_layer():
@@ -88,7 +88,7 @@ def test_a_convolution_alone_is_no_single_layer():
 
 @pytest.mark.parametrize("name", ["mlp", "groups", "conv1d"])
 def test_biases_apart_are_layers_of_their_own(name: str):
-    together, apart = found(name), found(name, joint=False)
+    together, apart = actual(name), actual(name, joint=False)
     assert len(apart.layers) == 2 * len(together.layers)
     assert {tuple(layer.index.shape[-1:]) for layer in apart.layers[1::2]} == {(1,)}
 

@@ -38,10 +38,10 @@ def posterior(
     return oracle.fitted(method, model, model.given_weights().unsqueeze(0), data, sizes=sizes)
 
 
-def block(found: tb.LaplacePosterior, *indices: int) -> Tensor:
+def block(actual: tb.LaplacePosterior, *indices: int) -> Tensor:
     """Return what the data add to the precision of some weights, as one matrix in that order."""
     where = torch.tensor(indices)
-    return oracle.data_part(found)[0][where][:, where]
+    return oracle.data_part(actual)[0][where][:, where]
 
 
 def softmax_columns(outputs_BK: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def test_factors_are_those_of_the_formulas(name: str, sharing: Any, bias: str, s
     torch.manual_seed(0)
     module, inputs = Seen(make(bias != "none"), 2, width // 2).double(), inputs_of()
     options = {"sharing": sharing, "joint_bias": bias == "joint"}
-    found = posterior(module, (inputs, classes(ROWS, 3)), sizes=sizes, **options)
+    actual = posterior(module, (inputs, classes(ROWS, 3)), sizes=sizes, **options)
     channels = name == "convolution"
     if channels:
         seen = nn.functional.unfold(inputs, 3).transpose(1, 2)
@@ -107,17 +107,17 @@ def test_factors_are_those_of_the_formulas(name: str, sharing: Any, bias: str, s
     size, inputs_size = 2 * seen.shape[-1], seen.shape[-1]
     if bias == "joint":  # weights row by row, then biases: the rows of a matrix with the bias as its last column
         order = [i for o in range(2) for i in (*range(o * inputs_size, (o + 1) * inputs_size), size + o)]
-        assert_close(block(found, *order), torch.kron(second, first), rtol=1e-9)
+        assert_close(block(actual, *order), torch.kron(second, first), rtol=1e-9)
         return
-    assert_close(block(found, *range(size)), torch.kron(second, first), rtol=1e-9)
+    assert_close(block(actual, *range(size)), torch.kron(second, first), rtol=1e-9)
     if bias == "apart":
-        assert_close(block(found, size, size + 1), second, rtol=1e-9)
-        assert not oracle.data_part(found)[0][:size, size:].any()
+        assert_close(block(actual, size, size + 1), second, rtol=1e-9)
+        assert not oracle.data_part(actual)[0][:size, size:].any()
 
 
-def factored(found: tb.LaplacePosterior) -> list[str]:
-    assert isinstance(found.curvature, BlockCurvature)
-    return [part.kind for part in found.curvature.blocks]
+def factored(actual: tb.LaplacePosterior) -> list[str]:
+    assert isinstance(actual.curvature, BlockCurvature)
+    return [part.kind for part in actual.curvature.blocks]
 
 
 @pytest.mark.parametrize("structure", ["kronecker", "ekfac"])
@@ -125,7 +125,7 @@ def factored(found: tb.LaplacePosterior) -> list[str]:
 def test_linear_gaussian_model_is_exact(structure: str, joint: bool):
     inputs, targets = normal(ROWS, 3), normal(ROWS, 2, seed=1)
     module = nn.Linear(3, 2, bias=joint).double()
-    found = posterior(
+    actual = posterior(
         module, (inputs, targets), likelihood=tb.likelihoods.Gaussian(0.3), structure=structure, joint_bias=joint
     )
     design = torch.cat([inputs, torch.ones(ROWS, 1, dtype=torch.float64)], 1) if joint else inputs
@@ -133,7 +133,7 @@ def test_linear_gaussian_model_is_exact(structure: str, joint: bool):
     order = [0, 1, 2, 6, 3, 4, 5, 7] if joint else list(range(6))
     expected = torch.block_diag(*[design.T @ design / 0.3**2 + torch.eye(width, dtype=torch.float64) / 0.7**2] * 2)
     where = torch.tensor(order)
-    dense = found.gaussian.covariance.dense()[0][where][:, where]
+    dense = actual.gaussian.covariance.dense()[0][where][:, where]
     assert_close(dense, torch.linalg.inv(expected), rtol=1e-9)
 
 
@@ -146,7 +146,7 @@ def test_one_row_is_exact_within_layers_without_sharing(name: str, sharing: Any,
     outputs = oracle.forward(net, weights_MD[0], inputs)
     targets = oracle.targets_of(outputs)
     model = oracle.model_of(net, targets)
-    found = oracle.fitted(
+    actual = oracle.fitted(
         tb.Laplace(structure=structure, sharing=sharing, check_mode=False, prior="model"),
         model,
         weights_MD,
@@ -154,7 +154,7 @@ def test_one_row_is_exact_within_layers_without_sharing(name: str, sharing: Any,
     )
     for m in range(len(weights_MD)):
         truth = oracle.curvature("ggn", net, weights_MD[m], inputs, targets)
-        own = oracle.data_part(found)[m]
+        own = oracle.data_part(actual)[m]
         assert_close(own, torch.where(same_module(net), truth, 0.0), rtol=1e-9)
 
 
@@ -188,7 +188,7 @@ def test_ekfac_takes_the_exact_diagonal_in_the_basis_of_kfac(name: str, cut: Any
         )
         for structure in ("kronecker", "ekfac")
     }
-    curvatures: dict[str, Any] = {name: found.curvature for name, found in each.items()}
+    curvatures: dict[str, Any] = {name: actual.curvature for name, actual in each.items()}
     for m in range(len(weights_MD)):
         scale_D = each["ekfac"].reference_MD[m].rsqrt()
         truth = oracle.truth(name, "ggn")[m] * scale_D * scale_D.unsqueeze(-1)
@@ -212,14 +212,14 @@ def test_grouped_convolution_has_factors_of_its_own_for_every_group():
     torch.manual_seed(0)
     apart = nn.Sequential(nn.Conv2d(4, 4, 2, groups=2), nn.Tanh(), nn.Flatten()).double()
     inputs = normal(ROWS, 4, 2, 2)
-    found = posterior(apart, (inputs, normal(ROWS, 4)), likelihood=tb.likelihoods.Gaussian(1.0))
+    actual = posterior(apart, (inputs, normal(ROWS, 4)), likelihood=tb.likelihoods.Gaussian(1.0))
     for group in range(2):
         one = nn.Sequential(nn.Conv2d(2, 2, 2), nn.Tanh(), nn.Flatten()).double()
         half = slice(2 * group, 2 * group + 2)
         one[0].weight.data, one[0].bias.data = apart[0].weight[half].detach(), apart[0].bias[half].detach()  # type: ignore[union-attr]
         single = posterior(one, (inputs[:, half], normal(ROWS, 4)[:, half]), likelihood=tb.likelihoods.Gaussian(1.0))
         where = [*range(16 * group, 16 * group + 16), 32 + 2 * group, 33 + 2 * group]
-        assert_close(block(found, *where), oracle.data_part(single)[0])
+        assert_close(block(actual, *where), oracle.data_part(single)[0])
 
 
 def test_embedding_has_the_formula_of_a_layer_with_one_hot_inputs():
@@ -238,11 +238,11 @@ def test_embedding_has_the_formula_of_a_layer_with_one_hot_inputs():
             return torch.tanh(self.linear(inputs)).flatten(1) @ self.mix
 
     module = Seen(table, 2, 3).double()
-    found = posterior(module, (words, labels))
+    actual = posterior(module, (words, labels))
     one_hot = nn.functional.one_hot(words, 5).double()
     expected = oracle.data_part(posterior(OneHot().double(), (one_hot, labels)))[0]
     where = torch.arange(10).view(2, 5).T.flatten()  # the table is the matrix transposed
-    assert_close(oracle.data_part(found)[0], expected[where][:, where], rtol=1e-9)
+    assert_close(oracle.data_part(actual)[0], expected[where][:, where], rtol=1e-9)
 
 
 def test_padding_has_no_curvature():
@@ -252,9 +252,9 @@ def test_padding_has_no_curvature():
     data = inputs, classes(oracle.ROWS, 3)
     for structure in ("kronecker", "ekfac", "diagonal", "dense"):
         method = tb.Laplace(structure=structure, check_mode=False, prior="model")  # type: ignore[arg-type]
-        found = oracle.fitted(method, oracle.model_of(net, data[1]), weights_MD, data)
-        assert not found.curvature.diagonal()[:, :4].any(), structure
-        assert (found.curvature.diagonal()[:, 4:] > 0).any()
+        actual = oracle.fitted(method, oracle.model_of(net, data[1]), weights_MD, data)
+        assert not actual.curvature.diagonal()[:, :4].any(), structure
+        assert (actual.curvature.diagonal()[:, 4:] > 0).any()
 
 
 def test_weights_of_other_layers_are_dense_blocks_or_diagonal_ones():
@@ -262,20 +262,20 @@ def test_weights_of_other_layers_are_dense_blocks_or_diagonal_ones():
     weights_MD, inputs = oracle.weights_of(net), net.inputs(oracle.ROWS)
     data = inputs, classes(oracle.ROWS, 3)
     model = oracle.model_of(net, data[1])
-    found = oracle.fitted(tb.Laplace(check_mode=False, prior="model"), model, weights_MD, data)
-    assert factored(found) == ["kronecker", "dense", "kronecker"]
+    actual = oracle.fitted(tb.Laplace(check_mode=False, prior="model"), model, weights_MD, data)
+    assert factored(actual) == ["kronecker", "dense", "kronecker"]
     norm = torch.arange(25, 35)
     for m in range(len(weights_MD)):
         truth = oracle.curvature("ggn", net, weights_MD[m], *data)
-        assert_close(oracle.data_part(found)[m][norm][:, norm], truth[norm][:, norm])
+        assert_close(oracle.data_part(actual)[m][norm][:, norm], truth[norm][:, norm])
 
 
 def test_large_blocks_of_other_layers_are_diagonal():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 600), nn.LayerNorm(600), nn.Linear(600, 2)).double()
     inputs, labels = normal(3, 4), classes(3, 2)
-    found = posterior(module, (inputs, labels))
-    blocks = found.curvature.blocks  # type: ignore[union-attr]
+    actual = posterior(module, (inputs, labels))
+    blocks = actual.curvature.blocks  # type: ignore[union-attr]
     assert [type(part) for part in blocks] == [KroneckerCurvature, DiagonalCurvature, KroneckerCurvature]
     diagonal = posterior(module, (inputs, labels), structure="diagonal").curvature.diagonal()[0, 3000:4200]
     assert_close(blocks[1].diagonal()[0], diagonal)
@@ -283,9 +283,9 @@ def test_large_blocks_of_other_layers_are_diagonal():
 
 def test_weights_that_no_layer_holds_are_a_dense_block():
     torch.manual_seed(0)
-    found = posterior(SelfAttention().double(), (places(ROWS), classes(ROWS, 3)))
-    assert factored(found) == ["kronecker", "dense"]
-    assert isinstance(found.curvature.blocks[1], DenseCurvature)  # type: ignore[union-attr]
+    actual = posterior(SelfAttention().double(), (places(ROWS), classes(ROWS, 3)))
+    assert factored(actual) == ["kronecker", "dense"]
+    assert isinstance(actual.curvature.blocks[1], DenseCurvature)  # type: ignore[union-attr]
 
 
 def test_prior_that_differs_within_a_layer_is_refused():
@@ -337,15 +337,15 @@ def test_places_are_used_that_counted_targets_depend_on(sharing: Any):
     tokens, labels = classes(24, 6).view(ROWS, 4), classes(24, 4, seed=2).view(ROWS, 4)
     holed = labels.clone()
     holed[:, :-1] = -100
-    found = at_given_weights(
+    actual = at_given_weights(
         Reader(later=True), (tokens, holed), tb.likelihoods.Categorical(ignore_index=-100), sharing=sharing
     )
-    index = torch.arange(found.shape[-1])
-    hidden = index < found.shape[-1] - 8
+    index = torch.arange(actual.shape[-1])
+    hidden = index < actual.shape[-1] - 8
     expected = at_given_weights(
         Reader(later=True, last=True), (tokens, labels[:, -1:]), tb.likelihoods.Categorical(), sharing=sharing
     )
-    assert_close(found[0][hidden][:, hidden], expected[0][hidden][:, hidden])
+    assert_close(actual[0][hidden][:, hidden], expected[0][hidden][:, hidden])
     # the head sees the last token alone, as if it came after the sum
     sums = Reader(later=True)
     at_given_weights(sums, (tokens, holed), tb.likelihoods.Categorical(ignore_index=-100))
@@ -353,7 +353,7 @@ def test_places_are_used_that_counted_targets_depend_on(sharing: Any):
     head = nn.Linear(2, 4, bias=False).double()
     head.weight.data = sums.head.weight.data
     alone = posterior(head, (seen, labels[:, -1])).gaussian.covariance.dense()
-    assert_close(found[0][~hidden][:, ~hidden], alone[0])
+    assert_close(actual[0][~hidden][:, ~hidden], alone[0])
 
 
 @pytest.mark.parametrize("structure", ["kronecker", "ekfac"])
@@ -362,11 +362,11 @@ def test_layers_may_see_as_many_places_in_another_order(structure: Any, sharing:
     tokens, labels = classes(24, 6).view(ROWS, 4), classes(24, 4, seed=2).view(ROWS, 4)
     labels[1:4, 3] = labels[2, 2] = labels[4, 0] = -100
     ignoring, settings = tb.likelihoods.Categorical(ignore_index=-100), {"structure": structure, "sharing": sharing}
-    found, expected = (
+    actual, expected = (
         at_given_weights(Reader(later=True, turned=turned), (tokens, labels), ignoring, **settings)
         for turned in (True, False)
     )
-    assert_close(found, expected)
+    assert_close(actual, expected)
 
 
 def test_places_that_no_target_depends_on():
@@ -383,10 +383,10 @@ def test_places_that_no_target_depends_on():
 def test_ignoring_nothing_changes_nothing():
     """Also at places without a gradient: those of a layer whose units are off."""
     data = classes(24, 6).view(ROWS, 4), classes(24, 4, seed=2).view(ROWS, 4)
-    found, expected = (
+    actual, expected = (
         at_given_weights(Reader(), data, tb.likelihoods.Categorical(ignore_index=i)) for i in (-100, None)
     )
-    assert_close(found, expected)
+    assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker", "ekfac", "dense", "low_rank"])

@@ -74,17 +74,17 @@ def fitted(module: nn.Module, seen: Any, rank: int | None = None, **options: Any
     return oracle.fitted(method, model, model.given_weights().unsqueeze(0), seen)
 
 
-def kept(found: tb.LaplacePosterior) -> list[tuple[int, ...]]:
+def kept(actual: tb.LaplacePosterior) -> list[tuple[int, ...]]:
     """Numbers of columns of the bases of each block, rows first."""
-    blocks: Any = found.curvature
+    blocks: Any = actual.curvature
     return [tuple(b.shape[-1] for b in (block.rows_MGOO, block.columns_MGII)) for block in blocks.blocks]
 
 
-def assert_same_posterior(found: tb.LaplacePosterior, exact: tb.LaplacePosterior, rtol: float = 1e-10) -> None:
+def assert_same_posterior(actual: tb.LaplacePosterior, exact: tb.LaplacePosterior, rtol: float = 1e-10) -> None:
     """Precision, evidence, effective parameters and variances of outputs agree."""
-    assert_close(found.curvature.dense(), exact.curvature.dense(), rtol=rtol, atol=rtol)
-    assert_close(found.log_evidence(), exact.log_evidence(), rtol=rtol)
-    assert_close(found.effective_parameters(), exact.effective_parameters(), rtol=rtol)
+    assert_close(actual.curvature.dense(), exact.curvature.dense(), rtol=rtol, atol=rtol)
+    assert_close(actual.log_evidence(), exact.log_evidence(), rtol=rtol)
+    assert_close(actual.effective_parameters(), exact.effective_parameters(), rtol=rtol)
 
 
 # --- which sides are long
@@ -123,28 +123,28 @@ def test_without_a_rank_only_large_factors_are_not_kept_whole(monkeypatch: pytes
 def test_factors_of_full_rank_are_the_whole_ones(places: int | None, sharing: Any):
     # softmax gradients of two classes are independent, at each place of a row
     module, seen = adapted(places=places is not None), data(2 if places else 4, places)
-    exact, found = (fitted(module, seen, rank, sharing=sharing) for rank in (None, 9))
+    exact, actual = (fitted(module, seen, rank, sharing=sharing) for rank in (None, 9))
     assert kept(exact) == 3 * [(2, LONG)] + 3 * [(LONG, 2)]
-    assert kept(found) == 3 * [(2, 9)] + 3 * [(9, 2)]
-    assert_same_posterior(found, exact)
+    assert kept(actual) == 3 * [(2, 9)] + 3 * [(9, 2)]
+    assert_same_posterior(actual, exact)
     inputs = data(5, places)[0] if places is None else data(5, 3)[0]
     for link in ("probit", "samples"):
-        variances = [tb.predict(tb.Linearised(p, link), inputs, seed=2).probs for p in (found, exact)]
+        variances = [tb.predict(tb.Linearised(p, link), inputs, seed=2).probs for p in (actual, exact)]
         assert_close(*variances, rtol=1e-9)
 
 
 def test_evidence_chooses_the_same_prior():
     module, seen = adapted(), data(4)
     for prior in ("scalar", "layer"):
-        exact, found = (fitted(module, seen, rank, prior=prior) for rank in (None, 9))
-        assert_close(found.strength_D, exact.strength_D, rtol=1e-7)
-        assert_close(found.log_evidence(), exact.log_evidence(), rtol=1e-9)
+        exact, actual = (fitted(module, seen, rank, prior=prior) for rank in (None, 9))
+        assert_close(actual.strength_D, exact.strength_D, rtol=1e-7)
+        assert_close(actual.log_evidence(), exact.log_evidence(), rtol=1e-9)
 
 
 def test_one_row_and_a_rank_of_one():
     module, seen = adapted(), data(1)
-    exact, found = (fitted(module, seen, rank) for rank in (None, 2))
-    assert_same_posterior(found, exact)
+    exact, actual = (fitted(module, seen, rank) for rank in (None, 2))
+    assert_same_posterior(actual, exact)
     single = fitted(module, data(), 1)
     assert kept(single) == 3 * [(2, 1)] + 3 * [(1, 2)]
     assert torch.isfinite(single.log_evidence()).all()
@@ -155,19 +155,19 @@ def test_columns_of_outputs_are_rows():
     """GPT-2 holds the transposed matrix."""
     torch.manual_seed(2)
     module = nn.Sequential(Columns(LONG, 3, bias=False), nn.Tanh(), nn.Linear(3, OUTPUTS)).double()
-    exact, found = (fitted(module, data(5), rank) for rank in (None, 6))
-    assert kept(found)[0] == (3, 6)
-    assert_same_posterior(found, exact)
+    exact, actual = (fitted(module, data(5), rank) for rank in (None, 6))
+    assert kept(actual)[0] == (3, 6)
+    assert_same_posterior(actual, exact)
 
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_biases_with_a_prior_of_their_own(joint: bool):
     prior = {"*.weight": tb.priors.Normal(0.7), "*.bias": tb.priors.Normal(2.0)}
     options: dict[str, Any] = {"joint_bias": joint, "prior_of": prior}
-    exact, found = (fitted(linear(), data(5), rank, **options) for rank in (None, 6))
-    assert kept(found)[0] == (3, 6)
-    assert_same_posterior(found, exact)
-    probs = [tb.predict(tb.Linearised(p, "probit"), data(6)[0]).probs for p in (found, exact)]
+    exact, actual = (fitted(linear(), data(5), rank, **options) for rank in (None, 6))
+    assert kept(actual)[0] == (3, 6)
+    assert_same_posterior(actual, exact)
+    probs = [tb.predict(tb.Linearised(p, "probit"), data(6)[0]).probs for p in (actual, exact)]
     assert_close(*probs, rtol=1e-9)
 
 
@@ -175,14 +175,14 @@ def test_rows_with_weights_and_biases_alone():
     module, (inputs, targets) = adapted(), data(5)
     targets[2] = -100
     likelihood = tb.likelihoods.Categorical(ignore_index=-100)
-    exact, found = (fitted(module, (inputs, targets), rank, likelihood=likelihood) for rank in (None, 9))
-    assert_same_posterior(found, exact)
+    exact, actual = (fitted(module, (inputs, targets), rank, likelihood=likelihood) for rank in (None, 9))
+    assert_same_posterior(actual, exact)
     torch.manual_seed(3)
     wide = nn.Sequential(nn.Linear(4, LONG), nn.Tanh(), nn.Linear(LONG, OUTPUTS)).double()
     seen = normal(3, 4), classes(3, OUTPUTS)
-    exact, found = (fitted(wide, seen, rank, random="*.bias") for rank in (None, 9))
-    assert kept(found)[0] == (9, 1)
-    assert_same_posterior(found, exact)
+    exact, actual = (fitted(wide, seen, rank, random="*.bias") for rank in (None, 9))
+    assert kept(actual)[0] == (9, 1)
+    assert_same_posterior(actual, exact)
 
 
 # --- formulas where it does not
@@ -200,24 +200,24 @@ def truncated(matrix: Tensor, rank: int) -> Tensor:
 def test_a_low_rank_is_the_largest_eigenvalues_and_an_even_rest(rank: int):
     """The 2 k + 10 directions of the sketch see all of 8 rows, so that the eigenvalues are exact."""
     module, (inputs, targets) = linear(), data()
-    exact, found = (fitted(module, (inputs, targets), k, random="0.weight") for k in (None, rank))
+    exact, actual = (fitted(module, (inputs, targets), k, random="0.weight") for k in (None, rank))
     second = (inputs.T @ inputs) / ROWS
     outputs = oracle.data_part(exact)[0].view(3, LONG, 3, LONG).diagonal(dim1=1, dim2=3).sum(-1) / second.trace()
     assert_close(oracle.data_part(exact)[0], torch.kron(outputs, second), rtol=1e-9, atol=1e-12)
-    assert_close(oracle.data_part(found)[0], torch.kron(outputs, truncated(second, rank)), rtol=1e-9, atol=1e-12)
-    assert_close(found.curvature.trace(), exact.curvature.trace(), rtol=1e-12)
+    assert_close(oracle.data_part(actual)[0], torch.kron(outputs, truncated(second, rank)), rtol=1e-9, atol=1e-12)
+    assert_close(actual.curvature.trace(), exact.curvature.trace(), rtol=1e-12)
 
 
 def test_draws_variances_and_determinants_are_those_of_the_formulas():
     """log det Λ, J Λ⁻¹ Jᵀ and a draw from a_j, s_l, u_j, v_l, for a long side L Lᵀ."""
     module, seen, delta = linear(), data(5), 0.7**-2
-    found = fitted(module, seen, 6, random="0.weight")
-    whole: Any = found.curvature
+    actual = fitted(module, seen, 6, random="0.weight")
+    whole: Any = actual.curvature
     (block,) = whole.blocks
     values, rows, columns = block.eigenvalues_MGOI[0, 0] * delta, block.rows_MGOO[0, 0], block.columns_MGII[0, 0]
     assert not values[:, -1].any()  # nothing is lost
     lam_lj, size = values[:, :-1], 3 * LONG
-    covariance = found.gaussian.covariance
+    covariance = actual.gaussian.covariance
     logdet = size * math.log(delta) + (lam_lj / delta).log1p().sum()
     assert_close(covariance.logdet()[0], -logdet, rtol=1e-10)
     jacobian = normal(4, 3, LONG, seed=5)
@@ -236,13 +236,13 @@ def test_draws_variances_and_determinants_are_those_of_the_formulas():
 
 @pytest.mark.parametrize("rank", [1, 4])
 def test_everything_agrees_with_the_dense_matrix_of_the_same_curvature(rank: int):
-    found = fitted(adapted(), data(), rank)
-    dense = replace(found, curvature=DenseCurvature(found.curvature.dense()))
-    assert_close(found.log_evidence(), dense.log_evidence(), rtol=1e-10)
-    assert_close(found.effective_parameters(), dense.effective_parameters(), rtol=1e-9)
-    assert_close(tb.tune(found).strength_D, tb.tune(dense).strength_D, rtol=1e-6)
+    actual = fitted(adapted(), data(), rank)
+    dense = replace(actual, curvature=DenseCurvature(actual.curvature.dense()))
+    assert_close(actual.log_evidence(), dense.log_evidence(), rtol=1e-10)
+    assert_close(actual.effective_parameters(), dense.effective_parameters(), rtol=1e-9)
+    assert_close(tb.tune(actual).strength_D, tb.tune(dense).strength_D, rtol=1e-6)
     inputs = data(5)[0]
-    both = [tb.Linearised(p, "probit") for p in (found, dense)]
+    both = [tb.Linearised(p, "probit") for p in (actual, dense)]
     assert_close(*(tb.predict(each, inputs).probs for each in both), rtol=1e-8)
     assert_close(*(each.joint(inputs).covariance_MBKK for each in both), rtol=1e-8, atol=1e-10)
 
@@ -252,24 +252,24 @@ def test_a_last_layer_predicts_as_with_the_dense_matrix_of_the_same_curvature(si
     inputs, outputs = sides
     torch.manual_seed(5)
     module = nn.Sequential(nn.Tanh(), nn.Linear(inputs, outputs)).double()
-    found = fitted(module, (normal(6, inputs), classes(6, outputs)), 2)
-    assert min(min(k) for k in kept(found)) == 2
-    dense = replace(found, curvature=DenseCurvature(found.curvature.dense()))
+    actual = fitted(module, (normal(6, inputs), classes(6, outputs)), 2)
+    assert min(min(k) for k in kept(actual)) == 2
+    dense = replace(actual, curvature=DenseCurvature(actual.curvature.dense()))
     rows = normal(4, inputs, seed=8)
     links: tuple[Any, ...] = ("probit", "bridge", "pairwise")
     for link in links:
-        pair = [tb.predict(tb.Linearised(p, link), rows).probs for p in (found, dense)]
+        pair = [tb.predict(tb.Linearised(p, link), rows).probs for p in (actual, dense)]
         assert_close(*pair, rtol=1e-8)
-        modules = [tb.Linearised(p, link).module() for p in (found, dense)]
+        modules = [tb.Linearised(p, link).module() for p in (actual, dense)]
         assert_close(*(m(rows)["probs"] for m in modules), rtol=1e-8)
 
 
 def test_evidence_has_the_derivative_that_tuning_follows():
     """d log p(D) / d log d = ½ (γ − d U), by differences."""
-    found, step = fitted(adapted(), data(), 2), 1e-4
-    up, down = (found.with_strength(found.strength_D * math.exp(e)).log_evidence() for e in (step, -step))
-    size = found.reference_MD * found.strength_D * found.mean_MD**2
-    expected = 0.5 * (found.effective_parameters() - size.sum(-1))
+    actual, step = fitted(adapted(), data(), 2), 1e-4
+    up, down = (actual.with_strength(actual.strength_D * math.exp(e)).log_evidence() for e in (step, -step))
+    size = actual.reference_MD * actual.strength_D * actual.mean_MD**2
+    expected = 0.5 * (actual.effective_parameters() - size.sum(-1))
     assert_close((up - down) / (2 * step), expected, rtol=1e-6)
 
 
@@ -280,16 +280,16 @@ def test_an_adapter_before_training_has_curvature_in_one_factor_alone():
         for name, parameter in module.named_parameters():
             if "lora_B" in name:
                 parameter.zero_()
-    found = fitted(module, data(), 3, prior="scalar")
-    names = found.model.layout.split(found.gaussian.covariance.diagonal()[0])
-    prior = found.model.layout.split(1 / (found.reference_MD[0] * found.strength_D))
+    actual = fitted(module, data(), 3, prior="scalar")
+    names = actual.model.layout.split(actual.gaussian.covariance.diagonal()[0])
+    prior = actual.model.layout.split(1 / (actual.reference_MD[0] * actual.strength_D))
     for name, variance in names.items():
         if "lora_A" in name:
             assert_close(variance, prior[name], rtol=1e-12)
         else:
             assert bool((variance < prior[name]).any())
-    assert torch.isfinite(found.log_evidence()).all()
-    assert torch.isfinite(tb.predict(tb.Linearised(found), data(3)[0]).probs).all()
+    assert torch.isfinite(actual.log_evidence()).all()
+    assert torch.isfinite(tb.predict(tb.Linearised(actual), data(3)[0]).probs).all()
 
 
 @pytest.mark.parametrize("rank", [1, 4])
@@ -311,19 +311,19 @@ def test_a_posterior_is_the_next_task_s_prior(rank: int):
 
 
 def test_layers_with_the_same_inputs_share_a_factor(tmp_path: Path):
-    found = fitted(adapted(), data(), 3)
-    whole: Any = found.curvature
+    actual = fitted(adapted(), data(), 3)
+    whole: Any = actual.curvature
     shared = {block.columns_MGII.data_ptr() for block in whole.blocks[:3]}
     assert len(shared) == 1
     assert len({block.rows_MGOO.data_ptr() for block in whole.blocks[3:]}) == 3
-    path = found.save(tmp_path / "posterior.safetensors")
+    path = actual.save(tmp_path / "posterior.safetensors")
     assert len(read_header(path)["same"]) == 2
-    loaded: Any = tb.load(path, found.model)
+    loaded: Any = tb.load(path, actual.model)
     assert len({block.columns_MGII.data_ptr() for block in loaded.curvature.blocks[:3]}) == 1
-    for name, tensor in found.tensors().items():
+    for name, tensor in actual.tensors().items():
         assert torch.equal(loaded.tensors()[name], tensor)
     # the kernel that a processor takes depends on strides, which files do not keep
-    torch.testing.assert_close(loaded.sample(2, seed=3), found.sample(2, seed=3), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(loaded.sample(2, seed=3), actual.sample(2, seed=3), rtol=1e-12, atol=1e-12)
     again = loaded.save(tmp_path / "again.safetensors")
     assert again.stat().st_size == path.stat().st_size
 

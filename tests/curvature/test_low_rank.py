@@ -42,7 +42,7 @@ LIKE_OTHERS = (
 )
 
 
-def found(name: str, **settings: Any) -> tuple[tb.LaplacePosterior, Tensor]:
+def actual(name: str, **settings: Any) -> tuple[tb.LaplacePosterior, Tensor]:
     """Return the posterior and the exact curvature in units of the prior, (M, D, D)."""
     inputs, targets, weights_MD, buffers_M = oracle.problem(name)
     model, sizes = oracle.model_of(NETS[name], targets, tb.priors.Normal(scale=0.6)), settings.pop("sizes", None)
@@ -61,7 +61,7 @@ def found(name: str, **settings: Any) -> tuple[tb.LaplacePosterior, Tensor]:
 )
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_exact_where_the_rank_suffices(name: str, sizes: Any):
-    posterior, exact = found(name, rank=2 * 3 * ROWS, passes=2, sizes=sizes)  # two directions a row, and three places
+    posterior, exact = actual(name, rank=2 * 3 * ROWS, passes=2, sizes=sizes)  # two directions a row, and three places
     assert_close(posterior.curvature.dense(), exact, rtol=1e-7, atol=1e-9 * float(exact.abs().max()))
     identity = torch.eye(exact.shape[-1], dtype=torch.float64)
     assert_close(posterior.gaussian.covariance.dense(), 0.36 * torch.linalg.inv(exact + identity), rtol=1e-6, atol=1e-9)
@@ -69,7 +69,7 @@ def test_exact_where_the_rank_suffices(name: str, sizes: Any):
 
 @pytest.mark.parametrize(("rank", "passes"), with_studies([(3, 2), (8, 3)], (1, 3, 8), (2, 3, 6)))
 def test_never_above_the_curvature(rank: int, passes: int):
-    posterior, exact = found("linear attention", rank=rank, passes=passes)
+    posterior, exact = actual("linear attention", rank=rank, passes=passes)
     assert isinstance(posterior.curvature, LowRankCurvature)
     assert posterior.curvature.factor_MRD.shape[1] == rank
     left = torch.linalg.eigvalsh(exact - posterior.curvature.dense())
@@ -78,7 +78,7 @@ def test_never_above_the_curvature(rank: int, passes: int):
 
 
 def test_top_of_the_spectrum_after_some_passes():
-    posterior, exact = found("linear attention", rank=4, passes=8)
+    posterior, exact = actual("linear attention", rank=4, passes=8)
     values, vectors = torch.linalg.eigh(exact)
     top, directions = values[:, -4:], vectors[..., -4:]
     gram = posterior.curvature.factor_MRD @ posterior.curvature.factor_MRD.mT  # type: ignore[union-attr]
@@ -92,40 +92,40 @@ def test_more_passes_leave_less():
     # more directions than are kept, and none far above the others
     model = tb.Model(nn.Linear(60, 1).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(1.0))
     data, start = (normal(300, 60, seed=1), normal(300, 1, seed=2)), torch.zeros(61, dtype=torch.float64)
-    found = {}
+    actual = {}
     for name, settings in {"dense": {}, **{str(n): {"rank": 3, "passes": n} for n in (2, 3, 5, 40)}}.items():
         structure = "dense" if name == "dense" else "low_rank"
         method = tb.Laplace(structure, check_mode=False, **{"prior": "model", **settings})  # type: ignore[arg-type]
         posterior = tb.fit(model, data, method, start=start, callbacks=())
         assert isinstance(posterior, tb.LaplacePosterior)
-        found[name] = posterior.curvature.dense()[0]
-    best = torch.linalg.eigvalsh(found["dense"])[:-3].sum()  # what the three largest leave
-    left = [float((found["dense"] - found[str(n)]).diagonal().sum() - best) for n in (2, 3, 5, 40)]
+        actual[name] = posterior.curvature.dense()[0]
+    best = torch.linalg.eigvalsh(actual["dense"])[:-3].sum()  # what the three largest leave
+    left = [float((actual["dense"] - actual[str(n)]).diagonal().sum() - best) for n in (2, 3, 5, 40)]
     assert left[0] > 1.5 * left[1] > 1.5 * left[2] > 0
     assert left[3] < 1e-6 * float(best)
 
 
 def test_directions_are_orthogonal():
-    posterior, _ = found("mlp", rank=5)
+    posterior, _ = actual("mlp", rank=5)
     factor = posterior.curvature.factor_MRD  # type: ignore[union-attr]
     gram = factor @ factor.mT
     assert_close(gram, torch.diag_embed(gram.diagonal(dim1=1, dim2=2)), atol=1e-10)
 
 
 def test_rank_above_the_number_of_weights():
-    posterior, exact = found("bias of the head", rank=50)
+    posterior, exact = actual("bias of the head", rank=50)
     assert_close(posterior.curvature.dense(), exact, rtol=1e-8, atol=1e-11)
 
 
 def test_seed_alone_decides():
-    first, second = (found("mlp", rank=2)[0].curvature.dense() for _ in range(2))
+    first, second = (actual("mlp", rank=2)[0].curvature.dense() for _ in range(2))
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("kind", ["fisher", pytest.param("empirical", marks=pytest.mark.study)])
 def test_other_curvatures_are_the_same_in_every_pass(kind: Any):
     settings = {"curvature": kind, "samples": 2}
-    posterior, _ = found("mlp", rank=40, passes=4, sizes=[3, 2], **settings)
+    posterior, _ = actual("mlp", rank=40, passes=4, sizes=[3, 2], **settings)
     inputs, targets, weights_MD, _ = oracle.problem("mlp")
     model = oracle.model_of(NETS["mlp"], targets, tb.priors.Normal(scale=0.6))
     dense = tb.Laplace(structure="dense", check_mode=False, **{"prior": "model", **settings})
@@ -143,7 +143,7 @@ def test_no_curvature_at_all():
 
 
 def test_what_is_left_out_is_known_by_its_diagonal_and_square():
-    posterior, exact = found("linear attention", rank=3, passes=3, sizes=[3, 2])
+    posterior, exact = actual("linear attention", rank=3, passes=3, sizes=[3, 2])
     curvature = posterior.curvature
     assert isinstance(curvature, LowRankCurvature)
     rest = exact - curvature.dense()

@@ -59,15 +59,15 @@ def kronecker(reference: Reference, part: str, backend: str) -> Tensor:
 def curvature(reference: Reference, part: str, structure: str, backend: str) -> tuple[Tensor, Tensor]:
     """Return the curvature of laplace-torch and that of brute force, dense."""
     if structure == "kron":
-        found = exact.block_diagonal(reference.kronecker_blocks(part, backend))
-        return found, kronecker(reference, part, backend)
+        reported = exact.block_diagonal(reference.kronecker_blocks(part, backend))
+        return reported, kronecker(reference, part, backend)
     inside = part_of(reference, part)
     fisher = "empirical" if backend.endswith("EF") else "type-2"
     jacobians_NKD = exact.jacobians(reference.network, reference.inputs)[..., inside]
     expected = exact.dense(jacobians_NKD, vectors(reference, fisher))
     if structure == "diag":
-        found = reference.numbers[f"laplace/{part}/{structure}/{backend}/diagonal"]
-        return found.diag(), expected.diagonal().diag()
+        reported = reference.numbers[f"laplace/{part}/{structure}/{backend}/diagonal"]
+        return reported.diag(), expected.diagonal().diag()
     key = "ggn" if part == "all" else f"laplace/{part}/full/{backend}/full"
     return symmetric(reference.numbers[key]), expected
 
@@ -90,11 +90,11 @@ def test_dense_curvature_of_curvlinops(reference: Reference) -> None:
 )  # fmt: skip
 def test_kronecker_factors_of_curvlinops(reference: Reference, fisher: str, approx: str, bias: str) -> None:
     layers = exact.shared(reference.network, reference.inputs, vectors(reference, fisher))
-    found = reference.kfac(fisher, approx, bias)
-    assert set(found) == set(layers)
+    reported = reference.kfac(fisher, approx, bias)
+    assert set(reported) == set(layers)
     for name, statistics in layers.items():
         joint = bias == "joint" and has_bias(reference, name)
-        for actual, expected in zip(found[name], exact.kfac(statistics, approx, joint=joint), strict=True):
+        for actual, expected in zip(reported[name], exact.kfac(statistics, approx, joint=joint), strict=True):
             assert_close(actual, expected)
 
 
@@ -103,9 +103,9 @@ def test_kronecker_factors_of_curvlinops(reference: Reference, fisher: str, appr
 def test_corrected_eigenvalues_of_curvlinops(name: str, approx: str, bias: str) -> None:
     reference = load(name, "classification")
     layers = exact.shared(reference.network, reference.inputs, vectors(reference, "type-2"))
-    found = reference.below(f"ekfac/{approx}/{bias}")
-    assert set(layers) - set(found) == ({"mix"} if (name, approx) == ("transformer", "reduce") else set())
-    for layer, block in found.items():
+    reported = reference.below(f"ekfac/{approx}/{bias}")
+    assert set(layers) - set(reported) == ({"mix"} if (name, approx) == ("transformer", "reduce") else set())
+    for layer, block in reported.items():
         if not has_bias(reference, layer):
             expected = exact.ekfac(layers[layer], approx, joint=False)
         elif bias == "separate":
@@ -128,7 +128,7 @@ def test_laplace_torch(reference: Reference) -> None:
     fit = exact.log_likelihood(outputs_NK, reference.targets, likelihood, noise_scale)
     assert len(reference.has_laplace) >= 7
     for part, structure, backend in reference.has_laplace:
-        found = reference.below(f"laplace/{part}/{structure}/{backend}")
+        reported = reference.below(f"laplace/{part}/{structure}/{backend}")
         actual, expected = curvature(reference, part, structure, backend)
         assert_close(actual, expected, rtol=0, atol=ROUNDED * float(expected.abs().max()))
         inside = part_of(reference, part)
@@ -136,10 +136,10 @@ def test_laplace_torch(reference: Reference) -> None:
         jacobian = jacobians_BKD[..., inside]
         variance_BKK = jacobian @ torch.linalg.solve(precision_DD, jacobian.mT)
         mean_BK = reference.network(reference.test_inputs)
-        assert_close(found["mean"], mean_BK)
-        assert_close(found["variance"], variance_BKK, rtol=1e-9)
-        assert_close(found["log_likelihood"], fit)
-        assert_close(found["log_evidence"], exact.log_evidence(fit, precision_DD, mode_D[inside], PRIOR_PRECISION))
+        assert_close(reported["mean"], mean_BK)
+        assert_close(reported["variance"], variance_BKK, rtol=1e-9)
+        assert_close(reported["log_likelihood"], fit)
+        assert_close(reported["log_evidence"], exact.log_evidence(fit, precision_DD, mode_D[inside], PRIOR_PRECISION))
         if likelihood == "classification":
-            assert_close(found["probs"], exact.probit(mean_BK, variance_BKK), rtol=1e-9)
-            assert_close(found["bridge"], exact.laplace_bridge(mean_BK, variance_BKK), rtol=1e-9)
+            assert_close(reported["probs"], exact.probit(mean_BK, variance_BKK), rtol=1e-9)
+            assert_close(reported["bridge"], exact.laplace_bridge(mean_BK, variance_BKK), rtol=1e-9)

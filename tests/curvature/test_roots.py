@@ -129,10 +129,10 @@ def test_sampled_fisher_has_the_exact_one_as_its_mean(name: str):
     torch.manual_seed(1)
     draws, samples = 20, 40
     options = {"targets": targets, "parameters": parameters or {}, "samples": samples}
-    found = torch.stack([gram(root("fisher", likelihood, outputs, **options)) for _ in range(draws)])
-    error = found.std(0) / math.sqrt(draws)
+    actual = torch.stack([gram(root("fisher", likelihood, outputs, **options)) for _ in range(draws)])
+    error = actual.std(0) / math.sqrt(draws)
     # 5 standard errors by Student's t with 19 degrees of freedom; entries that are zero for every draw are exact
-    assert ((found.mean(0) - hessians(loss, outputs, targets)).abs() <= 5 * error + 1e-12).all()
+    assert ((actual.mean(0) - hessians(loss, outputs, targets)).abs() <= 5 * error + 1e-12).all()
 
 
 def expected_information(log_prob: Callable[[Tensor, Tensor], Tensor], outputs_K: Tensor, width: int) -> Tensor:
@@ -160,12 +160,12 @@ def test_heteroscedastic_is_the_fisher_information():
 
 def test_heteroscedastic_of_several_targets_pairs_mean_and_variance():
     outputs = normal(4, 6)
-    found = ggn(HeteroscedasticGaussian(), outputs, normal(4, 3))
+    actual = ggn(HeteroscedasticGaussian(), outputs, normal(4, 3))
     for target in range(3):
         both = [target, target + 3]
         single = ggn(HeteroscedasticGaussian(), outputs[:, both], normal(4, 1))
-        assert_close(found[:, both][:, :, both], single)
-    assert torch.count_nonzero(found) == 4 * 6
+        assert_close(actual[:, both][:, :, both], single)
+    assert torch.count_nonzero(actual) == 4 * 6
 
 
 @pytest.mark.parametrize("df", [1.0, 4.0, 30.0])
@@ -298,8 +298,8 @@ def test_confident_classes_keep_their_digits_in_single_precision(classes_: int, 
     expected = (log_p[0] + others).exp()
     columns = categorical_root(logits)
     assert torch.isfinite(columns).all()
-    found = columns.double().square().sum(0)[0]
-    assert_close(found, expected, rtol=2e-4, atol=1e-37)
+    actual = columns.double().square().sum(0)[0]
+    assert_close(actual, expected, rtol=2e-4, atol=1e-37)
 
 
 def test_categorical_root_is_orthogonal_to_constants_and_is_triangular():
@@ -318,6 +318,6 @@ def test_columns_carry_no_graph(kind: str):
 @pytest.mark.parametrize(("parameters", "count"), [(LOG_SCALE, 1), (LOG_SCALES, 3)], ids=["shared", "each"])
 def test_information_of_a_learned_scale(parameters: dict[str, Tensor], count: int):
     likelihood, outputs = Gaussian("learned", outputs=count), normal(5, 3)
-    found = parameter_information(likelihood, outputs, normal(5, 3, seed=1), parameters=parameters)
+    actual = parameter_information(likelihood, outputs, normal(5, 3, seed=1), parameters=parameters)
     # E[−d² log p / d(log s)²] = 2 for each value that has the scale
-    assert_close(found["log_scale"], torch.full((count,), 2.0 * 15 / count))
+    assert_close(actual["log_scale"], torch.full((count,), 2.0 * 15 / count))

@@ -122,13 +122,13 @@ def jacobian(network: nn.Module, inputs: Any) -> tuple[Tensor, Tensor]:
     outputs, rows = [], []
     for n in range(batch_size(inputs)):
         row = rows_of(inputs, slice(n, n + 1))
-        found = network(**row) if isinstance(row, dict) else network(row)
-        found = getattr(found, "logits", found)[0]
+        actual = network(**row) if isinstance(row, dict) else network(row)
+        actual = getattr(actual, "logits", actual)[0]
         own = [
-            torch.autograd.grad(f, [*network.parameters()], retain_graph=True, materialize_grads=True) for f in found
+            torch.autograd.grad(f, [*network.parameters()], retain_graph=True, materialize_grads=True) for f in actual
         ]
         rows.append(torch.stack([torch.cat([g.flatten() for g in each]) for each in own]))
-        outputs.append(found.detach())
+        outputs.append(actual.detach())
     return torch.stack(outputs), torch.stack(rows)
 
 
@@ -144,38 +144,38 @@ def fitted(name: str, structure: Any = "dense", data: Any = None) -> tuple[nn.Mo
     network, inputs, labels = made(name)
     model = tb.Model(network, tb.likelihoods.Categorical())
     method = tb.Laplace(structure, check_mode=False, prior="model")
-    found = tb.fit(model, data or [(inputs, labels)], method, start=network, callbacks=())
-    assert isinstance(found, tb.LaplacePosterior)
-    return network, inputs, found
+    actual = tb.fit(model, data or [(inputs, labels)], method, start=network, callbacks=())
+    assert isinstance(actual, tb.LaplacePosterior)
+    return network, inputs, actual
 
 
 @every
 @pytest.mark.parametrize("structure", ["dense", "diagonal"])
 def test_the_covariance_of_the_outputs_is_that_of_rows_one_by_one(name: str, structure: str):
-    network, inputs, found = fitted(name, structure)
+    network, inputs, actual = fitted(name, structure)
     wanted, (outputs, rows) = precision(network, inputs), jacobian(network, inputs)
     covariance = torch.linalg.inv(wanted) if structure == "dense" else torch.diag(1 / wanted.diag())
-    seen = tb.Linearised(found).functions(inputs)
+    seen = tb.Linearised(actual).functions(inputs)
     assert_close(seen.mean_MBK[0], outputs)
     assert_close(seen.covariance_MBKK[0], torch.einsum("nkd,de,nle->nkl", rows, covariance, rows), rtol=1e-9)
 
 
 @every
 def test_the_functional_form_agrees(name: str):
-    network, inputs, found = fitted(name)
+    network, inputs, actual = fitted(name)
     labels = classes(N, 2)
-    functional = tb.functional_laplace(found.model, [(inputs, labels)], network)
-    assert_close(functional.log_evidence(), found.log_evidence()[0], rtol=1e-9)
+    functional = tb.functional_laplace(actual.model, [(inputs, labels)], network)
+    assert_close(functional.log_evidence(), actual.log_evidence()[0], rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["sorted", "routed"])
 @pytest.mark.parametrize("place", [0, N - 1])
 def test_few_rows_asked_about_first_do_not_change_what_is_said_of_others(tmp_path: Any, name: str, place: int):
-    _, inputs, found = fitted(name, "kronecker")
-    truth = tb.Linearised(found).functions(inputs)
-    loaded = tb.load(found.save(tmp_path / "posterior"), found.model)
-    gaussian = tb.Gaussian(found.model, found.mean_MD, fitted(name, "diagonal")[2].gaussian.covariance)
-    for posterior in (found, loaded):
+    _, inputs, actual = fitted(name, "kronecker")
+    truth = tb.Linearised(actual).functions(inputs)
+    loaded = tb.load(actual.save(tmp_path / "posterior"), actual.model)
+    gaussian = tb.Gaussian(actual.model, actual.mean_MD, fitted(name, "diagonal")[2].gaussian.covariance)
+    for posterior in (actual, loaded):
         linearised = tb.Linearised(posterior)  # type: ignore[arg-type]
         linearised.functions(inputs[place : place + 1])
         assert_close(linearised.functions(inputs).covariance_MBKK, truth.covariance_MBKK)
@@ -202,11 +202,11 @@ def test_as_many_positions_as_rows_are_no_rows(count: int) -> None:
     torch.manual_seed(3)
     network, inputs, labels = Last().double(), normal(count, count, 3), classes(count, 2)
     model = tb.Model(network, tb.likelihoods.Categorical())
-    found: Any = tb.fit(
+    actual: Any = tb.fit(
         model, (inputs, labels), tb.Laplace("dense", check_mode=False, prior="model"), start=network, callbacks=()
     )
     wanted = precision(network, inputs)
-    assert_close(found.gaussian.covariance.dense()[0], torch.linalg.inv(wanted), rtol=1e-8)
+    assert_close(actual.gaussian.covariance.dense()[0], torch.linalg.inv(wanted), rtol=1e-8)
 
 
 def test_a_layer_that_sees_fewer_rows_later_is_named():

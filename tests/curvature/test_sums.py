@@ -47,7 +47,7 @@ def cut_in_turn(first: int, one_in: int = 1) -> Any:
     return with_studies([(name, cuts[(first + i) % len(cuts)]) for i, name in enumerate(run)], NETS, CUTS)
 
 
-def found(name: str, *, chunk: int = 2**24, sizes: list[int] | None = None, prior: Any = None, **settings: Any) -> Any:
+def actual(name: str, *, chunk: int = 2**24, sizes: list[int] | None = None, prior: Any = None, **settings: Any) -> Any:
     """Return the posterior that the package finds."""
     inputs, targets, weights_MD, buffers_M = problem(name)
     model = oracle.model_of(NETS[name], targets, prior)
@@ -58,14 +58,14 @@ def found(name: str, *, chunk: int = 2**24, sizes: list[int] | None = None, prio
 @pytest.mark.parametrize(("name", "cut"), cut_in_turn(1))
 def test_dense_ggn(name: str, cut: str):
     chunk, sizes = CUTS[cut]
-    assert_close(oracle.data_part(found(name, structure="dense", chunk=chunk, sizes=sizes)), truth(name, "ggn"))
+    assert_close(oracle.data_part(actual(name, structure="dense", chunk=chunk, sizes=sizes)), truth(name, "ggn"))
 
 
 @pytest.mark.parametrize(("name", "cut"), cut_in_turn(2, one_in=2))  # of the Jacobians above
 def test_diagonal_ggn(name: str, cut: str):
     chunk, sizes = CUTS[cut]
     expected = torch.diag_embed(truth(name, "ggn").diagonal(dim1=1, dim2=2))
-    assert_close(oracle.data_part(found(name, structure="diagonal", chunk=chunk, sizes=sizes)), expected)
+    assert_close(oracle.data_part(actual(name, structure="diagonal", chunk=chunk, sizes=sizes)), expected)
 
 
 @pytest.mark.parametrize(  # in turn, as the Jacobians are the same
@@ -75,7 +75,7 @@ def test_diagonal_ggn(name: str, cut: str):
 def test_empirical_fisher(name: str, structure: str):
     expected = truth(name, "empirical")
     expected = expected if structure == "dense" else torch.diag_embed(expected.diagonal(dim1=1, dim2=2))
-    posterior = found(name, structure=structure, curvature="empirical", sizes=[3, 2])
+    posterior = actual(name, structure=structure, curvature="empirical", sizes=[3, 2])
     assert_close(oracle.data_part(posterior), expected)
 
 
@@ -88,14 +88,14 @@ TWISTED = ("mlp", "tied", "twice", "layer norm", "groups", "outputs at places", 
 )
 def test_exact_hessian(name: str):
     narrow = tb.priors.Normal(scale=0.02)  # a Hessian may have negative eigenvalues, and the sum must not
-    posterior = found(name, structure="dense", curvature="hessian", sizes=[3, 2], prior=narrow)
+    posterior = actual(name, structure="dense", curvature="hessian", sizes=[3, 2], prior=narrow)
     assert_close(oracle.data_part(posterior), truth(name, "hessian"), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal"])
 def test_units_of_a_prior_that_differs_between_weights(structure: str):
     prior = {"0.weight": tb.priors.Normal(scale=0.3), "*.bias": tb.priors.Normal(scale=2.0), "*": tb.priors.Normal()}
-    posterior = found("mlp", structure=structure, prior=prior)
+    posterior = actual("mlp", structure=structure, prior=prior)
     stds_D = torch.tensor([0.3] * 20 + [2.0] * 5 + [1.0] * 15 + [2.0] * 3, dtype=torch.float64)
     assert_close(posterior.reference_MD, (stds_D**-2).expand(MEMBERS, -1))
     expected = truth("mlp", "ggn")
@@ -121,7 +121,7 @@ def test_a_tempered_likelihood_has_its_curvature_divided_by_the_temperature(temp
 def test_sampled_fisher_has_the_ggn_as_its_mean_and_draws_anew_for_every_row(cut: str):
     samples, (chunk, sizes) = 600, CUTS[cut]
     net, (inputs, _, weights_MD, _) = NETS["mlp"], problem("mlp")
-    posterior = found("mlp", structure="diagonal", curvature="fisher", samples=samples, chunk=chunk, sizes=sizes)
+    posterior = actual("mlp", structure="diagonal", curvature="fisher", samples=samples, chunk=chunk, sizes=sizes)
     for m, own_D in enumerate(oracle.data_part(posterior).diagonal(dim1=1, dim2=2)):
         outputs, jacobian_BKD = oracle.forward(net, weights_MD[m], inputs), oracle.jacobian(net, weights_MD[m], inputs)
         probs_BK = outputs.softmax(-1)
@@ -146,9 +146,9 @@ def test_sampled_fisher_draws_anew_for_every_batch():
 
 
 def test_sampled_fisher_depends_on_the_seed_alone():
-    dense = [found("mlp", structure="dense", curvature="fisher").curvature.dense() for _ in range(2)]
+    dense = [actual("mlp", structure="dense", curvature="fisher").curvature.dense() for _ in range(2)]
     assert torch.equal(*dense)
-    assert not torch.allclose(dense[0], found("mlp", structure="dense").curvature.dense())
+    assert not torch.allclose(dense[0], actual("mlp", structure="dense").curvature.dense())
 
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal", "kronecker", "low_rank"])
@@ -180,10 +180,10 @@ def test_learned_noise_is_a_weight_of_its_own(structure: str):
 def test_columns_and_rows_of_shared_layers_may_be_taken_apart(
     name: str, structure: str, monkeypatch: pytest.MonkeyPatch
 ):
-    expected = found(name, structure=structure).curvature.dense()
+    expected = actual(name, structure=structure).curvature.dense()
     monkeypatch.setattr("torchbayes.curvature.parts.COLUMNS_AT_ONCE", 2)
     monkeypatch.setattr("torchbayes.curvature.parts._CACHED", 1)
-    assert_close(found(name, structure=structure).curvature.dense(), expected)
+    assert_close(actual(name, structure=structure).curvature.dense(), expected)
 
 
 class Largest(TorchDispatchMode):
@@ -226,7 +226,7 @@ def test_the_exact_curvature_beside_a_structure_is_the_dense_one(structure: Any)
     """Of a regression with fixed noise, under any prior, in batches, for all members; of nothing else."""
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     data, modes = (normal(20, 3), normal(20, 2, seed=1)), 0.4 * normal(2, 26, seed=2)
-    found = {}
+    actual = {}
     for name, likelihood in (
         ("fixed", tb.likelihoods.Gaussian((0.3, 0.5))),
         ("learned", tb.likelihoods.Gaussian("learned")),
@@ -235,6 +235,6 @@ def test_the_exact_curvature_beside_a_structure_is_the_dense_one(structure: Any)
         start = modes if name == "fixed" else torch.cat([modes, torch.zeros(2, 1).double()], dim=1)
         for kind in (structure, "dense"):
             method = tb.Laplace(kind, batch_size=6, check_mode=False, prior="model")
-            found[name, kind] = tb.fit(model, data, method, start=start, callbacks=())
-    assert_close(found["fixed", structure].exact.dense(), found["fixed", "dense"].curvature.dense())
-    assert [found[key].exact for key in found if key != ("fixed", structure)] == [None] * 3
+            actual[name, kind] = tb.fit(model, data, method, start=start, callbacks=())
+    assert_close(actual["fixed", structure].exact.dense(), actual["fixed", "dense"].curvature.dense())
+    assert [actual[key].exact for key in actual if key != ("fixed", structure)] == [None] * 3

@@ -69,13 +69,13 @@ def test_targets_far_from_zero_keep_their_unit():
 def test_counts_come_back_exactly(most):
     rng = np.random.default_rng(2)
     inputs, counts = rng.normal(size=(300, 2)), rng.integers(0, most + 1, 300)
-    found = finish("x", Raw((inputs[:200], counts[:200]), (inputs[200:], counts[200:]), ""))
-    again = found.counts()
+    actual = finish("x", Raw((inputs[:200], counts[:200]), (inputs[200:], counts[200:]), ""))
+    again = actual.counts()
     assert again.target_standardise is None
     assert again.train.targets.shape == (200, 1)
     np.testing.assert_array_equal(again.train.targets[:, 0], counts[:200])
     np.testing.assert_array_equal(again.test.targets[:, 0], counts[200:])
-    assert torch.equal(again.train.inputs, found.train.inputs)
+    assert torch.equal(again.train.inputs, actual.train.inputs)
     np.testing.assert_array_equal(again.counts().test.targets, again.test.targets)
 
 

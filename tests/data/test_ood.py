@@ -27,9 +27,9 @@ def colour_data(channels=3, size=(10, 12)):
 
 
 def test_digits_meet_letters_and_patches(digits):
-    found = out_of_distribution(digits)
-    assert list(found) == ["letters", "patches"]
-    for name, inputs in found.items():
+    actual = out_of_distribution(digits)
+    assert list(actual) == ["letters", "patches"]
+    for name, inputs in actual.items():
         assert inputs.shape == (1000, 1, 8, 8)
         raw = digits.standardise.inverse(inputs)
         assert raw.min() >= -1e-6
@@ -38,7 +38,7 @@ def test_digits_meet_letters_and_patches(digits):
         assert not torch.equal(inputs, out_of_distribution(digits, name, seed=1)[name])
     # as bright as digits, so that brightness alone does not tell them apart
     mean = digits.standardise.inverse(digits.test.inputs).mean()
-    assert digits.standardise.inverse(found["letters"]).mean().item() == pytest.approx(mean.item(), rel=0.5)
+    assert digits.standardise.inverse(actual["letters"]).mean().item() == pytest.approx(mean.item(), rel=0.5)
 
 
 def test_letters_are_dark_at_the_rim_and_reach_white():
@@ -77,11 +77,11 @@ def test_conform_changes_channels_and_size():
 
 def test_any_image_set_is_served_in_its_own_form():
     data = colour_data()
-    found = out_of_distribution(data, limit=7)
-    assert {name: tuple(inputs.shape) for name, inputs in found.items()} == dict.fromkeys(
+    actual = out_of_distribution(data, limit=7)
+    assert {name: tuple(inputs.shape) for name, inputs in actual.items()} == dict.fromkeys(
         ("letters", "patches"), (7, 3, 10, 12)
     )
-    raw = data.standardise.inverse(found["letters"])
+    raw = data.standardise.inverse(actual["letters"])
     torch.testing.assert_close(raw[:, 0], raw[:, 1], atol=1e-5, rtol=0)  # grey in every channel
 
 
@@ -103,9 +103,9 @@ def test_defaults_are_what_is_found_and_a_named_set_must_be_there(tmp_path, monk
     mnist = data_of("mnist", np.eye(28, dtype=np.uint8)[None, None] * 255)
     assert list(out_of_distribution(mnist, root=tmp_path, limit=2)) == ["letters", "patches"]
     images = write_notmnist(tmp_path)
-    found = out_of_distribution(mnist, root=tmp_path)
-    assert list(found) == ["notmnist"]
-    raw = (mnist.standardise.inverse(found["notmnist"]) * 255).round()
+    actual = out_of_distribution(mnist, root=tmp_path)
+    assert list(actual) == ["notmnist"]
+    raw = (mnist.standardise.inverse(actual["notmnist"]) * 255).round()
     np.testing.assert_array_equal(raw[:, 0].numpy(), images)
     with pytest.raises(FileNotFoundError, match="`kmnist` was not found"):
         out_of_distribution(mnist, "kmnist", root=tmp_path)
@@ -135,9 +135,9 @@ def test_the_classes_left_out_of_a_set_are_foreign_to_the_others(monkeypatch):
     entry = replace(IMAGE_SETS["kmnist"], read=lambda part, _: (pixels, labels) if part == "train" else more)
     monkeypatch.setitem(IMAGE_SETS, "kmnist", entry)
     data = load("kmnist", classes=("ki", "o", "wo"))
-    found = out_of_distribution(data, "kmnist")["kmnist"]
+    actual = out_of_distribution(data, "kmnist")["kmnist"]
     others = ~np.isin(more[1], (0, 1, 9))
-    raw = (data.standardise.inverse(found) * 255).round().to(torch.uint8).numpy()
+    raw = (data.standardise.inverse(actual) * 255).round().to(torch.uint8).numpy()
     np.testing.assert_array_equal(raw, more[0][others])
     assert len(out_of_distribution(data, "kmnist", limit=5)["kmnist"]) == 5
     every = load("kmnist", classes=HIRAGANA[::-1])

@@ -99,9 +99,9 @@ def test_kmnist_test_part_and_strangers(real_root, monkeypatch):
     assert images.shape == (10000, 1, 28, 28)
     assert np.bincount(labels).tolist() == [1000] * 10
     data = load("fashion_mnist", root=real_root, train_size=500)
-    found = out_of_distribution(data, root=real_root, limit=200)
-    assert {name: len(rows) for name, rows in found.items()} == {"mnist": 200, "kmnist": 200, "notmnist": 200}
-    kept = (data.standardise.inverse(found["kmnist"]) * 255).round().to(torch.uint8).flatten(1)
+    actual = out_of_distribution(data, root=real_root, limit=200)
+    assert {name: len(rows) for name, rows in actual.items()} == {"mnist": 200, "kmnist": 200, "notmnist": 200}
+    kept = (data.standardise.inverse(actual["kmnist"]) * 255).round().to(torch.uint8).flatten(1)
     assert {bytes(row.numpy()) for row in kept} <= {image.tobytes() for image in images}
 
     def no_network(*_, **__):

@@ -23,20 +23,20 @@ NAMED = {"wait": {"a": 0.0, "b": 8.0, "c": 3.0}, "treat": {"a": 2.0, "b": 1.0, "
 
 def by_hand(costs: np.ndarray, abstain: float = np.inf) -> dict[str, np.ndarray]:
     names = ("action", "cost", "by_draw", "informed", "settled", "abstained")
-    found: dict[str, list] = {name: [] for name in names}
+    actual: dict[str, list] = {name: [] for name in names}
     for b in range(PROBS.shape[1]):
         table = costs if costs.ndim == 2 else costs[b]
         draws = [[sum(p * c for p, c in zip(PROBS[s, b], row, strict=True)) for row in table] for s in range(4)]
         means = [sum(draw[a] for draw in draws) / 4 for a in range(len(table))]
         best = means.index(min(means))
-        found["action"].append(best)
-        found["abstained"].append(means[best] > abstain)
-        found["cost"].append(min(means[best], abstain))
-        found["by_draw"].append([abstain if means[best] > abstain else draw[best] for draw in draws])
+        actual["action"].append(best)
+        actual["abstained"].append(means[best] > abstain)
+        actual["cost"].append(min(means[best], abstain))
+        actual["by_draw"].append([abstain if means[best] > abstain else draw[best] for draw in draws])
         least = [min(abstain, *(row[k] for row in table)) for k in range(3)]
-        found["informed"].append(sum(PROBS[:, b, k].mean() * least[k] for k in range(3)))
-        found["settled"].append(sum(min(abstain, *draw) for draw in draws) / 4)
-    return {name: np.array(values) for name, values in found.items()}
+        actual["informed"].append(sum(PROBS[:, b, k].mean() * least[k] for k in range(3)))
+        actual["settled"].append(sum(min(abstain, *draw) for draw in draws) / 4)
+    return {name: np.array(values) for name, values in actual.items()}
 
 
 @pytest.mark.parametrize("abstain", [None, 1.4])

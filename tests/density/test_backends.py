@@ -62,10 +62,10 @@ def test_the_value_is_bit_for_bit_that_of_a_call(way: BackendName, tempering: st
     weights_MD = normal(M, model.layout.size)
     density = LogDensity(model, N, all_rows(), plan=way, chunk_size=9)
     for batch in (None, own_rows()):
-        value, found = density(weights_MD, batch), density.value(weights_MD, batch)
-        assert torch.equal(found.log_density, value.log_density)
-        assert torch.equal(found.log_likelihood, value.log_likelihood)
-        assert not found.log_density.requires_grad
+        value, actual = density(weights_MD, batch), density.value(weights_MD, batch)
+        assert torch.equal(actual.log_density, value.log_density)
+        assert torch.equal(actual.log_likelihood, value.log_likelihood)
+        assert not actual.log_density.requires_grad
 
 
 class Encoder(nn.Module):
@@ -155,8 +155,8 @@ def test_an_entry_in_the_table_is_all_that_a_backend_needs(prior: Any, counted: 
     model, data = dense(prior), all_rows()
     weights_MD = normal(M, model.layout.size)
     density, loop = LogDensity(model, N, data), LogDensity(model, N, data, plan="loop")
-    for found, expected in zip(density(weights_MD), loop(weights_MD), strict=True):
-        assert torch.equal(found, expected)
+    for actual, expected in zip(density(weights_MD), loop(weights_MD), strict=True):
+        assert torch.equal(actual, expected)
     assert density.plan == Plan("counting", "a counter runs this network")
     assert counted == ["evaluate"]
     steps = {
@@ -196,14 +196,14 @@ def test_the_shares_of_the_ranks_sum_to_the_whole_with_the_prior_once(way: Backe
     model, data = dense(prior), all_rows()
     weights_MD = normal(M, model.layout.size)
     whole = LogDensity(model, N, data, plan=way)(weights_MD)
-    shares, found = [], []
+    shares, actual = [], []
     for rank in range(2):
         ranks = Alone(data=2, data_rank=rank)
-        found.append(LogDensity(model, N, data, plan=way, ranks=ranks)(weights_MD))
+        actual.append(LogDensity(model, N, data, plan=way, ranks=ranks)(weights_MD))
         shares.append(ranks.shares[0])
     assert_close(shares[0][1] + shares[1][1], whole.log_likelihood)
     # what a rank adds after the sum is the same on each of them, and none or the whole prior
-    after_MD = [value.gradient - share[0] for value, share in zip(found, shares, strict=True)]
+    after_MD = [value.gradient - share[0] for value, share in zip(actual, shares, strict=True)]
     assert_close(after_MD[0], after_MD[1])
     assert_close(shares[0][0] + shares[1][0] + after_MD[0], whole.gradient)
 
@@ -229,8 +229,8 @@ def test_weights_that_no_output_depends_on_have_the_gradient_of_the_prior(plan: 
     model = Model(Half(), likelihoods.Categorical(), priors.Normal(0.7))
     density = LogDensity(model, N, all_rows(), plan=plan, chunk_size=chunk_size)
     weights_MD, out = normal(M, model.layout.size), torch.full((M, model.layout.size), torch.nan, dtype=torch.float64)
-    found = -N * density.loss(weights_MD, out=out).gradient
-    for weights_D, gradient_D in zip(weights_MD, found, strict=True):
+    actual = -N * density.loss(weights_MD, out=out).gradient
+    for weights_D, gradient_D in zip(weights_MD, actual, strict=True):
         leaf = weights_D.clone().requires_grad_()
         model.log_joint(leaf, all_rows(), N).backward()
         assert_close(gradient_D, leaf.grad)

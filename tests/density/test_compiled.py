@@ -97,8 +97,8 @@ def test_it_is_the_plain_integrator(quick: list[int], steps: list[int]) -> None:
     plain = go(target, partial(leapfrog, target), steps, massive=massive)
     quick.clear()
     for _ in range(2):
-        for found, expected in zip(go(target, target.leapfrog, steps, massive=massive), plain, strict=True):
-            assert_close(found, expected)
+        for actual, expected in zip(go(target, target.leapfrog, steps, massive=massive), plain, strict=True):
+            assert_close(actual, expected)
     assert len(quick) == 1, "one function is compiled, once"
 
 
@@ -119,8 +119,8 @@ def test_python_of_a_network_runs_in_the_trace_alone(quick: list[int]) -> None:
     quick.clear()
     for _ in range(2):
         Sorting.calls = 0
-        found = go(target, target.leapfrog, [4, 3, 2], massive=True)
-        for ours, expected in zip(found, plain, strict=True):
+        actual = go(target, target.leapfrog, [4, 3, 2], massive=True)
+        for ours, expected in zip(actual, plain, strict=True):
             assert_close(ours, expected)
     assert Sorting.calls == 1, "of the gradient at the start"
     assert len(quick) == 1
@@ -137,9 +137,9 @@ def test_replayed_graphs_do_not_write_to_what_they_gave(monkeypatch: pytest.Monk
         modes.append(options["mode"])
 
         def run(*given: Any) -> tuple[Tensor, ...]:
-            found = function(*given)
-            kept = own.setdefault(len(modes), tuple(torch.empty_like(t) for t in found))
-            return tuple(place.copy_(t) for place, t in zip(kept, found, strict=True))
+            actual = function(*given)
+            kept = own.setdefault(len(modes), tuple(torch.empty_like(t) for t in actual))
+            return tuple(place.copy_(t) for place, t in zip(kept, actual, strict=True))
 
         return run
 
@@ -157,8 +157,8 @@ def test_replayed_graphs_do_not_write_to_what_they_gave(monkeypatch: pytest.Monk
 
     first = go(target, by_graphs, steps, massive=False)
     go(target, by_graphs, steps, massive=True)
-    for found, expected in zip(first, go(target, partial(leapfrog, target), steps, massive=False), strict=True):
-        assert_close(found, expected)
+    for actual, expected in zip(first, go(target, partial(leapfrog, target), steps, massive=False), strict=True):
+        assert_close(actual, expected)
     assert modes == ["reduce-overhead"]
 
 
@@ -169,13 +169,13 @@ def test_replayed_evaluations_do_not_write_to_what_they_gave(monkeypatch: pytest
         modes.append(options["mode"])
 
         def run(*given: Any) -> Tensor:
-            found = function(*given)
+            actual = function(*given)
             if kept:
-                kept[0].copy_(found.detach())
-                found.data = kept[0]  # the same memory at every call, with the graph of this one
+                kept[0].copy_(actual.detach())
+                actual.data = kept[0]  # the same memory at every call, with the graph of this one
             else:
-                kept.append(found.detach())
-            return found
+                kept.append(actual.detach())
+            return actual
 
         return run
 
@@ -217,5 +217,5 @@ def test_compiled_code_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchbayes.density.compiled.LENGTH", 1)  # a step is what takes long to compile
     target = density(priors.Normal(0.8))
     plain = go(target, partial(leapfrog, density(priors.Normal(0.8), "vmap")), [5, 2, 4], massive=True)
-    for found, expected in zip(go(target, target.leapfrog, [5, 2, 4], massive=True), plain, strict=True):
-        assert_close(found, expected)
+    for actual, expected in zip(go(target, target.leapfrog, [5, 2, 4], massive=True), plain, strict=True):
+        assert_close(actual, expected)

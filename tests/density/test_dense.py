@@ -159,9 +159,9 @@ def test_predictions_are_the_networks_own(make: Callable[[], Model], kind: str, 
         weights_SD[:1].expand(draws, -1),
         weights_SD.T.contiguous().T,
     ):
-        found = tb.Functions(model, apart_SD)(inputs, chunk_size=300)
+        actual = tb.Functions(model, apart_SD)(inputs, chunk_size=300)
         # not to the bit: products of matrices round by how these are aligned
-        assert_close(found, tb.Functions(model, torch.stack(list(apart_SD)))(inputs, chunk_size=300))
+        assert_close(actual, tb.Functions(model, torch.stack(list(apart_SD)))(inputs, chunk_size=300))
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # runs are short
@@ -299,9 +299,9 @@ def test_dropout_is_the_identity_in_evaluation_and_refused_in_training():
         for own in (layers, (layers[1], layers[3], layers[5]))
     )
     weights_MD, batch = normal(1, 17), Batch(normal(1, 6, 2), classes(6, 2).view(1, 6))
-    found = LogDensity(model, N, plan="native")(weights_MD, batch)
+    actual = LogDensity(model, N, plan="native")(weights_MD, batch)
     expected = LogDensity(plain, N, plan="loop")(weights_MD, batch)
-    torch.testing.assert_close(found.gradient, expected.gradient, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(actual.gradient, expected.gradient, rtol=1e-10, atol=1e-12)
     with pytest.raises(ValueError, match=r"`0` is dropout, which the kernel knows in evaluation mode alone"):
         LogDensity(model, N, plan="native", training=True)(weights_MD, batch)
     auto = LogDensity(model, N, training=True)

@@ -99,8 +99,8 @@ def test_a_density_without_gradient_is_told_and_one_in_inference_mode_has_its_ow
     with pytest.raises(ValueError, match="has no gradient: PyTorch does not see how it depends on the weights"):
         constant(normal(2, 3))
     with torch.inference_mode():
-        found = FunctionDensity(lambda w: -w.square().sum(-1))(normal(2, 3))
-    assert_close(found.gradient, -2 * normal(2, 3))
+        actual = FunctionDensity(lambda w: -w.square().sum(-1))(normal(2, 3))
+    assert_close(actual.gradient, -2 * normal(2, 3))
 
 
 @each_density

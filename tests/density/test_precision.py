@@ -79,18 +79,18 @@ def test_products_are_those_of_float32() -> None:
     with full_precision(CPU), torch.autocast("cpu", torch.bfloat16):
         pass
     with torch.autocast("cpu", torch.bfloat16), full_precision(CPU):
-        found = left @ right
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, exact, rtol=0, atol=0)
+        actual = left @ right
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, exact, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_outputs_of_low_precision_are_scored_in_float32(dtype: torch.dtype) -> None:
     module, inputs, targets = nn.Linear(4, 3).to(dtype), torch.randn(6, 4).to(dtype), torch.arange(6) % 3
     model = tb.Model(module, tb.likelihoods.Categorical())
-    found = tb.evaluate(tb.Point(model, model.given_weights().unsqueeze(0)), (inputs, targets)).metrics
+    actual = tb.evaluate(tb.Point(model, model.given_weights().unsqueeze(0)), (inputs, targets)).metrics
     expected = nn.functional.cross_entropy(module(inputs).double(), targets)
-    assert found["nll"] == pytest.approx(float(expected.detach()), rel=1e-6)
+    assert actual["nll"] == pytest.approx(float(expected.detach()), rel=1e-6)
 
 
 class Headed(nn.Module):

@@ -53,10 +53,10 @@ def gradients(
     taken = kernel_for(density, mean_MD, batch, hows=hows)
     assert (taken is not None) == (plan != "loop")
     seeds = list(range(3, 3 + members))
-    found = by_layers(density, mean_MD, scale_MD, batch=batch, estimator=estimator, buffers={}, seeds=seeds, step=5)
+    actual = by_layers(density, mean_MD, scale_MD, batch=batch, estimator=estimator, buffers={}, seeds=seeds, step=5)
     assert torch.equal(mean_MD, before)
-    assert found.health_M.isfinite().tolist() == found.mean_MD.isfinite().all(1).tolist()
-    return [found.nll_M, found.mean_MD, found.scale_MD]
+    assert actual.health_M.isfinite().tolist() == actual.mean_MD.isfinite().all(1).tolist()
+    return [actual.nll_M, actual.mean_MD, actual.scale_MD]
 
 
 def assert_same(model: Model, batch: Batch, estimator: str, **options: Any) -> None:
@@ -161,12 +161,12 @@ def test_no_noise_where_scales_are_zero() -> None:
     plain = density.nll(mean_MD, batch)
     for estimator in ESTIMATORS:
         about: dict[str, Any] = {"estimator": estimator, "buffers": {}, "seeds": [0], "step": 0}
-        found = by_layers(density, mean_MD, torch.zeros_like(mean_MD), batch=batch, **about)
+        actual = by_layers(density, mean_MD, torch.zeros_like(mean_MD), batch=batch, **about)
         # outputs without variance get noise of the smallest one, a deviation of 1e-10
-        assert_close(found.nll_M, plain.log_density, rtol=1e-8)
-        assert_close(found.mean_MD, plain.gradient, rtol=1e-7, atol=1e-8)
-        assert found.scale_MD.isfinite().all()
-        assert estimator == "flipout" or not found.scale_MD.any()
+        assert_close(actual.nll_M, plain.log_density, rtol=1e-8)
+        assert_close(actual.mean_MD, plain.gradient, rtol=1e-7, atol=1e-8)
+        assert actual.scale_MD.isfinite().all()
+        assert estimator == "flipout" or not actual.scale_MD.any()
 
 
 def test_not_a_number_stays_one() -> None:
@@ -174,7 +174,7 @@ def test_not_a_number_stays_one() -> None:
     batch = rows_of((5,), Categorical(), 3, members=2, rows=8)
     batch.inputs[1, 2, 3] = torch.nan
     for estimator in ESTIMATORS:
-        nll_M, parts = (found := gradients(model, batch, plan="auto", estimator=estimator))[0], found[1:]
+        nll_M, parts = (actual := gradients(model, batch, plan="auto", estimator=estimator))[0], actual[1:]
         assert nll_M.isnan().tolist() == [False, True]
         assert all(part[0].isfinite().all() and part[1].isnan().any() for part in parts)
 

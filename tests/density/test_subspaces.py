@@ -85,17 +85,17 @@ def densities(space: tb.Subspace, data: tb.Batch, chunk_size: int = 1024) -> lis
 def test_value_and_gradient_are_those_of_the_slow_way(case: Any, chunk_size: int) -> None:
     space, data, coordinates_MR = problem(case)
     fast, slow = densities(space, data, chunk_size)
-    for found, expected in zip(fast(coordinates_MR), slow(coordinates_MR), strict=True):
-        assert_close(found, expected, rtol=1e-11, atol=1e-11)
+    for actual, expected in zip(fast(coordinates_MR), slow(coordinates_MR), strict=True):
+        assert_close(actual, expected, rtol=1e-11, atol=1e-11)
     assert fast.plan is not None
     assert fast.plan.backend == "native"
     value = fast.value(coordinates_MR)
     assert torch.equal(value.log_density, fast(coordinates_MR).log_density)
     minibatches = data.map(lambda t: torch.stack([t[:9], t[9:18], t[18:27]]))
-    for found, expected in zip(
+    for actual, expected in zip(
         fast.loss(coordinates_MR, minibatches), slow.loss(coordinates_MR, minibatches), strict=True
     ):
-        assert_close(found, expected, rtol=1e-11, atol=1e-11)
+        assert_close(actual, expected, rtol=1e-11, atol=1e-11)
     nll = fast.nll(coordinates_MR)
     assert_close(nll.gradient, slow.nll(coordinates_MR).gradient, rtol=1e-11, atol=1e-12)
 
@@ -106,10 +106,10 @@ def test_the_density_is_that_of_the_whole_model_at_the_lifted_weights(case: Any)
     """By hand: likelihood at lift(u), gradient by the axes, and the prior of the coordinates."""
     space, data, coordinates_MR = problem(case)
     whole, rank = LogDensity(space.whole, N, data, plan="loop").nll(space.lift(coordinates_MR)), space.rank
-    found, size = LogDensity(space.model, N, data).nll(coordinates_MR), space.axes_RD.shape[1]
-    assert_close(found.log_likelihood, whole.log_likelihood, rtol=1e-11)
-    assert_close(found.gradient[:, :rank], whole.gradient[:, :size] @ space.axes_RD.T, rtol=1e-10, atol=1e-12)
-    assert_close(found.gradient[:, rank:], whole.gradient[:, size:], rtol=1e-10)
+    actual, size = LogDensity(space.model, N, data).nll(coordinates_MR), space.axes_RD.shape[1]
+    assert_close(actual.log_likelihood, whole.log_likelihood, rtol=1e-11)
+    assert_close(actual.gradient[:, :rank], whole.gradient[:, :size] @ space.axes_RD.T, rtol=1e-10, atol=1e-12)
+    assert_close(actual.gradient[:, rank:], whole.gradient[:, size:], rtol=1e-10)
     full, scales = LogDensity(space.model, N, data)(coordinates_MR), space.model.scales(N, N)
     expected = scales.likelihood * whole.log_likelihood + scales.prior * space.model.log_prior(coordinates_MR)
     assert_close(full.log_density, expected, rtol=1e-11)
@@ -131,11 +131,11 @@ def test_leapfrog_steps_are_those_of_the_slow_way(threads: int) -> None:
         }
         momentum_MR = normal(M, space.model.layout.size, seed=4)
         fast(coordinates_MR)
-        found, expected = (each.leapfrog(coordinates_MR, momentum_MR, **about) for each in (fast, slow))
-        assert_close(found.weights_MD, expected.weights_MD, rtol=1e-10)
-        assert_close(found.momentum_MD, expected.momentum_MD, rtol=1e-10)
-        assert_close(found.value.log_density, expected.value.log_density, rtol=1e-10)
-        assert_close(found.value.gradient, expected.value.gradient, rtol=1e-9)
+        actual, expected = (each.leapfrog(coordinates_MR, momentum_MR, **about) for each in (fast, slow))
+        assert_close(actual.weights_MD, expected.weights_MD, rtol=1e-10)
+        assert_close(actual.momentum_MD, expected.momentum_MD, rtol=1e-10)
+        assert_close(actual.value.log_density, expected.value.log_density, rtol=1e-10)
+        assert_close(actual.value.gradient, expected.value.gradient, rtol=1e-9)
     finally:
         torch.set_num_threads(before)
 
@@ -165,8 +165,8 @@ def test_draws_are_those_of_the_slow_way(name: str, make: Callable[[str], Any]) 
 @native
 def test_outputs_are_those_of_the_whole_network() -> None:
     space, data, coordinates_MR = problem(CASES["random elements"])
-    found = tb.Functions(space.model, coordinates_MR)(data.inputs)
-    assert_close(found, tb.Functions(space.whole, space.lift(coordinates_MR))(data.inputs), rtol=1e-11)
+    actual = tb.Functions(space.model, coordinates_MR)(data.inputs)
+    assert_close(actual, tb.Functions(space.whole, space.lift(coordinates_MR))(data.inputs), rtol=1e-11)
 
 
 @native
@@ -175,10 +175,10 @@ def test_float32_is_near_float64() -> None:
     model = tb.Model(network().float(), likelihood, tb.priors.Normal(0.8))
     space = tb.Subspace.random(model, model.network.weights(), RANK, seed=1)
     expected, data, coordinates_MR = problem(CASES["classes"])
-    found = LogDensity(space.model, N, data._replace(inputs=data.inputs.float()))(coordinates_MR.float())
+    actual = LogDensity(space.model, N, data._replace(inputs=data.inputs.float()))(coordinates_MR.float())
     exact = LogDensity(expected.model, N, data)(coordinates_MR)
-    assert_close(found.log_density, exact.log_density, rtol=1e-5)
-    assert_close(found.gradient.double(), exact.gradient, rtol=1e-3, atol=1e-3)
+    assert_close(actual.log_density, exact.log_density, rtol=1e-5)
+    assert_close(actual.gradient.double(), exact.gradient, rtol=1e-3, atol=1e-3)
 
 
 def test_a_subspace_of_all_parameters_leaves_constants_as_they_are() -> None:
@@ -216,10 +216,10 @@ def test_weighted_rows_and_other_networks_take_the_loop() -> None:
         space = tb.Subspace.random(model, model.network.weights(), RANK)
         assert isinstance(kernel_of(space.model), UnavailableError)
         data, coordinates_MR = tb.Batch(normal(N, FEATURES), targets), normal(M, RANK, seed=2)
-        found = LogDensity(space.model, N, data, plan="loop").nll(coordinates_MR)
+        actual = LogDensity(space.model, N, data, plan="loop").nll(coordinates_MR)
         whole = LogDensity(model, N, data, plan="loop").nll(space.lift(coordinates_MR))
-        assert_close(found.log_likelihood, whole.log_likelihood, rtol=1e-11)
-        assert_close(found.gradient, whole.gradient @ space.axes_RD.T, rtol=1e-10, atol=1e-12)
+        assert_close(actual.log_likelihood, whole.log_likelihood, rtol=1e-11)
+        assert_close(actual.gradient, whole.gradient @ space.axes_RD.T, rtol=1e-10, atol=1e-12)
 
 
 @native
@@ -228,8 +228,8 @@ def test_noise_in_layers_is_not_taken_into_a_subspace() -> None:
     space, data, _ = problem(CASES["classes"])
     assert isinstance(kernel_of(space.model), DenseModel)
     method = tb.VI(epochs=2, batch_size=N, kl_weight=1.0, estimator="local")
-    found = tb.fit(space.whole, (data.inputs, data.targets), method, space=space, callbacks=())
-    assert torch.isfinite(found.sample(2)).all()
+    actual = tb.fit(space.whole, (data.inputs, data.targets), method, space=space, callbacks=())
+    assert torch.isfinite(actual.sample(2)).all()
 
 
 # --- a step of elliptical slice sampling in one call ---

@@ -26,19 +26,19 @@ def test_it_runs_every_part_and_writes_what_it_found(
 ) -> None:
     out = tmp_path / "gpu.json"
     status = bench.main(["--device", "cpu", "--small", "--out", str(out), "--parts", *parts])
-    said, found = capsys.readouterr().out, json.loads(out.read_text("utf-8"))
+    said, actual = capsys.readouterr().out, json.loads(out.read_text("utf-8"))
     assert status == 0, said
-    assert [*found["parts"]] == parts
-    skipped = {name for name, part in found["parts"].items() if part["status"] == "skipped"}
+    assert [*actual["parts"]] == parts
+    skipped = {name for name, part in actual["parts"].items() if part["status"] == "skipped"}
     without = set() if ADAPTERS else {"adapter step", "adapter draws"}
     assert skipped == {"compiled leapfrog", "cuda graphs", "cuda graphs of gradients"} | without
-    assert all(found["parts"][name]["reason"] in said for name in skipped)
-    aims = {name: part["aim"] for name, part in found["parts"].items() if "aim" in part}
+    assert all(actual["parts"][name]["reason"] in said for name in skipped)
+    aims = {name: part["aim"] for name, part in actual["parts"].items() if "aim" in part}
     assert aims == {
         "training step": 1.05, "30-draw prediction": 1.0, "sghmc step": 1.1, "full-data gradient": 0.5,
         "kronecker fit": 2.0, **({"adapter step": 1.2, "adapter draws": 3.0} if ADAPTERS else {}),
     }  # fmt: skip
-    assert all(part[side] > 0 for part in found["parts"].values() if "ratio" in part for side in ("ours", "plain"))
+    assert all(part[side] > 0 for part in actual["parts"].values() if "ratio" in part for side in ("ours", "plain"))
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -54,9 +54,9 @@ def test_the_tests_are_run_on_the_device(code: int, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(bench.subprocess, "run", run)
     out = tmp_path / "gpu.json"
     assert bench.main(["--device", "cpu", "--small", "--out", str(out), "--parts", "tests"]) == code
-    found = json.loads(out.read_text("utf-8"))["parts"]["tests"]
-    assert found["status"] == ("failed" if code else "done")
-    assert (found["reason"] if code else found["said"]).endswith("3 of them")
+    actual = json.loads(out.read_text("utf-8"))["parts"]["tests"]
+    assert actual["status"] == ("failed" if code else "done")
+    assert (actual["reason"] if code else actual["said"]).endswith("3 of them")
 
 
 def test_a_part_that_fails_is_named_and_does_not_stop_the_others(
@@ -69,9 +69,9 @@ def test_a_part_that_fails_is_named_and_does_not_stop_the_others(
     out = tmp_path / "gpu.json"
     parts = ["training step", "one process"]
     assert bench.main(["--device", "cpu", "--small", "--out", str(out), "--parts", *parts]) == 1
-    found = json.loads(out.read_text("utf-8"))["parts"]
-    assert found["training step"]["reason"] == "ZeroDivisionError: inside"
-    assert found["one process"]["status"] == "done"
+    actual = json.loads(out.read_text("utf-8"))["parts"]
+    assert actual["training step"]["reason"] == "ZeroDivisionError: inside"
+    assert actual["one process"]["status"] == "done"
 
 
 def test_no_part_begins_when_the_time_is_over(tmp_path: Path) -> None:

@@ -93,12 +93,12 @@ def fitted(make: Make, device: torch.device, network: str = "mlp", **options: An
     return tb.fit(model, rows_of(network), make(), seed=7, start=start_of(model), **{"callbacks": (), **options})
 
 
-def assert_same_draws(found: Tensor, expected: Tensor, posterior: Any) -> None:
+def assert_same_draws(actual: Tensor, expected: Tensor, posterior: Any) -> None:
     """Draws agree across devices, but for those by normal numbers, which come from the device's own generator."""
-    assert found.shape == expected.shape
-    assert torch.isfinite(found).all()
+    assert actual.shape == expected.shape
+    assert torch.isfinite(actual).all()
     if not isinstance(posterior, DRAWN):
-        torch.testing.assert_close(found.cpu(), expected.cpu(), **TOLERANCE)
+        torch.testing.assert_close(actual.cpu(), expected.cpu(), **TOLERANCE)
 
 
 def on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -139,21 +139,21 @@ def test_a_run_has_the_numbers_of_the_cpu_and_is_read_on_both(
     make: Make, expected: Any, device: torch.device, whole: Whole
 ) -> None:
     inputs, targets = rows_of()
-    found, folder = whole(make, device)
+    actual, folder = whole(make, device)
     for name, tensor in everything(expected).items():
-        torch.testing.assert_close(everything(found)[name].cpu(), tensor, **TOLERANCE)
-    assert_same_draws(found.sample(4, seed=3), expected.sample(4, seed=3), expected)
-    outputs = tb.predict(found, inputs, draws=4).outputs_SBK
-    assert found.sample(2).device.type == outputs.device.type == device.type
+        torch.testing.assert_close(everything(actual)[name].cpu(), tensor, **TOLERANCE)
+    assert_same_draws(actual.sample(4, seed=3), expected.sample(4, seed=3), expected)
+    outputs = tb.predict(actual, inputs, draws=4).outputs_SBK
+    assert actual.sample(2).device.type == outputs.device.type == device.type
     assert_same_draws(outputs, tb.predict(expected, inputs, draws=4).outputs_SBK, expected)
     if make in [EVERY[name] for name in (*JUDGED, "swag")]:  # whatever the method, metrics are those of the outputs
-        scores, others = (tb.evaluate(p, (inputs, targets), draws=4).metrics for p in (found, expected))
+        scores, others = (tb.evaluate(p, (inputs, targets), draws=4).metrics for p in (actual, expected))
         assert scores.keys() == others.keys()
         if not isinstance(expected, DRAWN):
             assert scores == pytest.approx(others, rel=1e-5, abs=1e-7)
     for where in (CPU, device):
         read = tb.load(folder / "posterior.safetensors", model_on(where))
-        assert_same_tensors(on_cpu(everything(read)), on_cpu(everything(found)))
+        assert_same_tensors(on_cpu(everything(read)), on_cpu(everything(actual)))
         assert read.sample(2).device.type == where.type
 
 

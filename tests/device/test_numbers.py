@@ -48,8 +48,8 @@ def test_energies_are_those_of_float32(network: str, plan: Any, device: torch.de
         density = tb.LogDensity(model, len(inputs), tb.Batch(inputs, targets), plan=plan)
         with lowered(device if dtype == torch.float32 and device.type != DEVICE.type else CPU):
             values.append(density(30 * start_of(model)))
-    for found, exact in zip(values[1], values[0], strict=True):
-        torch.testing.assert_close(found.cpu().double(), exact.cpu().double(), rtol=2e-5, atol=2e-4)
+    for actual, exact in zip(values[1], values[0], strict=True):
+        torch.testing.assert_close(actual.cpu().double(), exact.cpu().double(), rtol=2e-5, atol=2e-4)
 
 
 def test_settings_of_a_gpu_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +77,11 @@ def _nothing() -> Iterator[None]:
 def test_noise_is_the_same_bits_on_every_device(dtype: torch.dtype, device: torch.device) -> None:
     like = torch.empty(3, 1001, dtype=dtype)
     expected = normals((1, 2, 1 << 63), Purpose.DIFFUSION, 5, like=like)
-    found = normals((1, 2, 1 << 63), Purpose.DIFFUSION, 5, like=like.to(device))
-    assert found.device.type == device.type
+    actual = normals((1, 2, 1 << 63), Purpose.DIFFUSION, 5, like=like.to(device))
+    assert actual.device.type == device.type
     # roots of PyTorch on a CPU, which the library avoids there, are not rounded in the last bit as those of a GPU are
     tolerance = 4 * torch.finfo(dtype).eps if device.type == DEVICE.type else 0.0
-    torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=0)
+    torch.testing.assert_close(actual.cpu(), expected, rtol=tolerance, atol=0)
 
 
 def test_a_fit_leaves_the_generators_alone(device: torch.device) -> None:

@@ -62,8 +62,8 @@ def test_density_and_gradient_are_those_on_a_single_device(how: str, plan: Any, 
     expected, weights_MD = tb.LogDensity(exact, 20, exact.unpack(ROWS), plan=plan), exact.starting_weights([1, 2])[0]
     density = tb.LogDensity(model, 20, model.unpack(ROWS), plan=plan)
     assert model.network.device == (DEVICE if random == "2.*" else CPU)
-    for found, true in zip(density(weights_MD.to(model.network.device)), expected(weights_MD), strict=True):
-        torch.testing.assert_close(found.cpu(), true)
+    for actual, true in zip(density(weights_MD.to(model.network.device)), expected(weights_MD), strict=True):
+        torch.testing.assert_close(actual.cpu(), true)
 
 
 @pytest.mark.parametrize("how", ["hooks", "forward"])

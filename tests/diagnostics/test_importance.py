@@ -25,18 +25,18 @@ def ratios(variance: float, draws: int = 4000, size: int = 1, seed: int = 0) -> 
 @pytest.mark.parametrize("draws", [25, 100, 1000, 4000])
 @pytest.mark.parametrize("variance", [0.5, 1.5, 2.0, 4.0])
 def test_weights_and_shape_are_those_of_arviz(variance: float, draws: int) -> None:
-    found = psis(ratios(variance, draws))
+    actual = psis(ratios(variance, draws))
     weights, k = arviz.psislw(ratios(variance, draws).numpy())
-    assert float(found.k) == pytest.approx(float(k), abs=1e-6)
-    np.testing.assert_allclose(found.log_weights.numpy(), np.asarray(weights), atol=1e-6)
-    assert float(found.log_weights.exp().sum()) == pytest.approx(1.0)
+    assert float(actual.k) == pytest.approx(float(k), abs=1e-6)
+    np.testing.assert_allclose(actual.log_weights.numpy(), np.asarray(weights), atol=1e-6)
+    assert float(actual.log_weights.exp().sum()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("variance", "low", "high"), [(1.5, 0.2, 0.45), (2.0, 0.4, 0.6), (4.0, 0.6, 0.8)])
 def test_the_shape_of_normals_is_known(variance: float, low: float, high: float) -> None:
     """k = 1 − 1/s² is .33, .5 and .75; the last is estimated low from 4,000 draws."""
-    found = torch.stack([pareto_k(ratios(variance, seed=seed)) for seed in range(20)])
-    assert low < float(found.mean()) < high
+    actual = torch.stack([pareto_k(ratios(variance, seed=seed)) for seed in range(20)])
+    assert low < float(actual.mean()) < high
 
 
 def test_mean_field_at_a_correlation_has_that_shape() -> None:
@@ -61,19 +61,19 @@ def test_the_shape_of_a_pareto_sample_is_recovered(shape: float) -> None:
 
 def test_columns_are_judged_one_by_one() -> None:
     columns = torch.stack([ratios(1.5), ratios(4.0, seed=1), ratios(2.0, seed=2), torch.zeros(4000).double()], 1)
-    found = psis(columns.view(4000, 2, 2))
-    assert found.k.shape == (2, 2)
+    actual = psis(columns.view(4000, 2, 2))
+    assert actual.k.shape == (2, 2)
     for i in range(3):
         alone = psis(columns[:, i])
-        torch.testing.assert_close(found.k.flatten()[i], alone.k)
-        torch.testing.assert_close(found.log_weights.flatten(1)[:, i], alone.log_weights)
-    assert float(found.k[1, 1]) == -math.inf
+        torch.testing.assert_close(actual.k.flatten()[i], alone.k)
+        torch.testing.assert_close(actual.log_weights.flatten(1)[:, i], alone.log_weights)
+    assert float(actual.k[1, 1]) == -math.inf
 
 
 def test_equal_ratios_have_equal_weights() -> None:
-    found = psis(torch.full((100,), -3.0))
-    assert float(found.k) == -math.inf
-    torch.testing.assert_close(found.log_weights.exp(), torch.full((100,), 0.01, dtype=torch.float64))
+    actual = psis(torch.full((100,), -3.0))
+    assert float(actual.k) == -math.inf
+    torch.testing.assert_close(actual.log_weights.exp(), torch.full((100,), 0.01, dtype=torch.float64))
 
 
 def test_constants_do_not_matter_and_far_draws_are_no_error() -> None:

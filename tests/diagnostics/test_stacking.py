@@ -43,15 +43,15 @@ def test_weights_are_those_of_expectation_maximisation(seed):
 def test_an_optimiser_of_scipy_finds_nothing_better():
     log_densities = rows_of(7, rows=40, models=8)
     stacked = stacking_weights(log_densities, pseudo_rows=0)
-    found = minimize(
+    actual = minimize(
         lambda w: -score(log_densities, torch.as_tensor(w).clamp_min(1e-300)),
         torch.full((8,), 1 / 8).numpy(),
         bounds=[(0, 1)] * 8,
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
         options={"maxiter": 500, "ftol": 1e-12},
     )
-    assert stacked.log_score >= -found.fun - 1e-9
-    assert -found.fun <= stacked.log_score + stacked.gap + 1e-9
+    assert stacked.log_score >= -actual.fun - 1e-9
+    assert -actual.fun <= stacked.log_score + stacked.gap + 1e-9
 
 
 def test_two_models_in_closed_form():

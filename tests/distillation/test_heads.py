@@ -38,15 +38,15 @@ def test_mutual_information_is_the_integral_over_two_classes() -> None:
         return float(distributions.Bernoulli(torch.tensor(p, dtype=torch.float64)).entropy())
 
     inner, _ = quad(lambda p: entropy(p) * beta.pdf(p, a, b), 0, 1, epsabs=1e-11)
-    found = mutual_information(torch.tensor([a, b], dtype=torch.float64).log())
-    assert_close(found, entropy(a / (a + b)) - inner, rtol=1e-7)
+    actual = mutual_information(torch.tensor([a, b], dtype=torch.float64).log())
+    assert_close(actual, entropy(a / (a + b)) - inner, rtol=1e-7)
 
 
 def test_concentration_is_found_from_mean_and_information() -> None:
     alphas = torch.tensor(_ALPHAS[:4], dtype=torch.float64)
     total = alphas.sum(-1)
-    found = concentration(alphas / total.unsqueeze(-1), mutual_information(alphas.log()))
-    assert_close(found, total.log(), rtol=1e-5, atol=1e-6)
+    actual = concentration(alphas / total.unsqueeze(-1), mutual_information(alphas.log()))
+    assert_close(actual, total.log(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_dirichlet_says_what_samples_of_it_say() -> None:

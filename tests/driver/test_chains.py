@@ -41,11 +41,11 @@ def test_draws_come_by_name_on_their_own_scale(chains: tb.Chains):
 
 
 def test_the_summary_is_that_of_arviz(chains: tb.Chains):
-    found = chains.summary()
+    actual = chains.summary()
     data = to_arviz(chains)
-    assert list(found) == ["mu", "tau", *(f"theta[{i}, {j}]" for i in (0, 1) for j in (0, 1)), "w[0]", "w[1]", "w[2]"]
+    assert list(actual) == ["mu", "tau", *(f"theta[{i}, {j}]" for i in (0, 1) for j in (0, 1)), "w[0]", "w[1]", "w[2]"]
     oracle = az.summary(data, round_to="none", hdi_prob=0.9, stat_focus="mean")
-    for name, row in found.items():
+    for name, row in actual.items():
         expected = oracle.loc[name]
         for ours, theirs in {
             "mean": "mean",
@@ -56,9 +56,9 @@ def test_the_summary_is_that_of_arviz(chains: tb.Chains):
         }.items():
             assert row[ours] == pytest.approx(expected[theirs], rel=1e-6), (name, ours)
     draws = chains["tau"].flatten()
-    assert found["tau"]["q50"] == pytest.approx(float(draws.quantile(0.5)))
-    assert found["tau"]["q5"] == pytest.approx(float(draws.quantile(0.05)))
-    assert found["tau"]["q95"] == pytest.approx(float(draws.quantile(0.95)))
+    assert actual["tau"]["q50"] == pytest.approx(float(draws.quantile(0.5)))
+    assert actual["tau"]["q5"] == pytest.approx(float(draws.quantile(0.05)))
+    assert actual["tau"]["q95"] == pytest.approx(float(draws.quantile(0.95)))
 
 
 def test_arviz_gets_names_and_the_statistics_of_the_step_before_each_draw(chains: tb.Chains):
@@ -130,19 +130,19 @@ def test_weights_of_a_network_have_its_names():
 
 
 def test_diagnose_judges_chains_without_inputs(chains: tb.Chains):
-    found = tb.diagnose(chains)
-    assert (found.chains, found.draws, found.functions) == (4, 50, "parameters")
+    actual = tb.diagnose(chains)
+    assert (actual.chains, actual.draws, actual.functions) == (4, 50, "parameters")
     summary = chains.summary()
-    assert_close(found.spaces["parameters"].rhat, torch.tensor([row["rhat"] for row in summary.values()]).double())
-    assert found.spaces["weights"].rhat.shape == (8,)
-    assert found.record is not None
-    assert found.record.burn_in == 40
-    assert_close(found.record.log_density_MR, chains.numbers["log_density"][:, 40:])
-    assert_close(found.record.gradients_M, chains.numbers["gradients"][:, 40:].sum(1))
-    assert found.per_gradient("parameters").max() < 1
+    assert_close(actual.spaces["parameters"].rhat, torch.tensor([row["rhat"] for row in summary.values()]).double())
+    assert actual.spaces["weights"].rhat.shape == (8,)
+    assert actual.record is not None
+    assert actual.record.burn_in == 40
+    assert_close(actual.record.log_density_MR, chains.numbers["log_density"][:, 40:])
+    assert_close(actual.record.gradients_M, chains.numbers["gradients"][:, 40:].sum(1))
+    assert actual.per_gradient("parameters").max() < 1
     worst = max(summary, key=lambda name: summary[name]["rhat"])
-    assert [trace.name.split(" (")[0] for trace in found.traces] == ["log density", worst]
-    said = " ".join(remarks(found))
+    assert [trace.name.split(" (")[0] for trace in actual.traces] == ["log density", worst]
+    said = " ".join(remarks(actual))
     assert "Averaged over draws, parameters have Monte Carlo standard errors of up to" in said
 
 

@@ -93,8 +93,8 @@ def test_a_fit_within_a_fit_of_the_same_directory_is_refused(method: Any, tmp_pa
                 fitted(method, tmp_path / "run")
             said.append(str(caught.value))
 
-    found = fitted(method, tmp_path / "run", callbacks=[again])
-    assert_same_tensors(everything(found), everything(expected))
+    actual = fitted(method, tmp_path / "run", callbacks=[again])
+    assert_same_tensors(everything(actual), everything(expected))
     assert len(said) == 1
     assert f"{tmp_path / 'run'} is being written to by process {os.getpid()} on" in said[0]
     assert contents(tmp_path / "run").keys() == contents(tmp_path / "whole").keys()
@@ -302,8 +302,8 @@ def test_a_damaged_line_of_the_log_costs_itself_alone(
     with pytest.warns(FileWarning, match=r"log\.jsonl is damaged: .*epoch 3 left no line\. The others are kept\."):
         assert read_log(tmp_path) == kept
     with pytest.warns(FileWarning, match=r"epoch 3 left no line"):
-        found = fitted(method, tmp_path)
-    assert_same_tensors(everything(found), everything(expected))
+        actual = fitted(method, tmp_path)
+    assert_same_tensors(everything(actual), everything(expected))
     with pytest.warns(FileWarning, match=r"log\.jsonl is damaged: epoch 3 left no line\."):
         assert read_log(tmp_path) == kept
 

@@ -93,8 +93,8 @@ def test_killed_within_a_step_and_resumed_equals_uninterrupted(name: str, tmp_pa
     assert 0 < step_of(directory) < method.steps, "killed before the first checkpoint or after the last"
     with (directory / "draws.bin").open("ab") as file:  # a draw that was being written
         file.write(b"torn")
-    found = run(method, directory)
-    assert_same_tensors(found.tensors(), expected.tensors())
+    actual = run(method, directory)
+    assert_same_tensors(actual.tensors(), expected.tensors())
     assert torch.equal(DrawFile.open(directory).read(), DrawFile.open(whole).read())
     assert losses(directory) == losses(whole)
     assert contents(directory).keys() == contents(whole).keys()

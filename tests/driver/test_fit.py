@@ -134,8 +134,8 @@ def test_starts_are_where_the_run_begins() -> None:
         (tb.Point(model, weights_MD), weights_MD),
         (made("mlp"), model.network.weights().expand(2, -1)),
     ]:
-        found = tb.fit(model, rows_of(), still, start=start, callbacks=())
-        torch.testing.assert_close(found.sample(2), expected, rtol=0, atol=0)
+        actual = tb.fit(model, rows_of(), still, start=start, callbacks=())
+        torch.testing.assert_close(actual.sample(2), expected, rtol=0, atol=0)
 
 
 def worthless() -> Any:
@@ -149,8 +149,8 @@ def test_a_start_that_is_known_to_be_worthless_is_said_to_be() -> None:
     with pytest.warns(tb.ProblemWarning, match="^`start` should not be trusted: it has diverged"):
         assert "it has diverged" not in tb.fit(model_of(), rows_of(), short(), start=start, callbacks=()).problems
     with pytest.warns(tb.ProblemWarning, match="^`start` should not be trusted") as caught:
-        found = tb.fit(model_of(), rows_of(), tb.Laplace(check_mode=False, prior="model"), start=start, callbacks=())
-    assert found.problems == ("it has diverged",)
+        actual = tb.fit(model_of(), rows_of(), tb.Laplace(check_mode=False, prior="model"), start=start, callbacks=())
+    assert actual.problems == ("it has diverged",)
     assert [str(w.message) for w in caught if "diverged" in str(w.message)] == [str(caught[0].message)]
 
 
@@ -173,11 +173,11 @@ def test_start_from_a_network_takes_its_batch_norm_statistics() -> None:
     module, model = made("conv_batch_norm"), model_of("conv_batch_norm")
     module.get_buffer("1.running_mean").add_(2.0)
     still, data = short(optimizer=tb.SGD(lr=1e-300), epochs=1, batch_size=24), rows_of("conv_batch_norm")
-    found = tb.fit(model, data, still, start=module, callbacks=())
+    actual = tb.fit(model, data, still, start=module, callbacks=())
     module.train()(data[0])  # one pass in training mode moves the statistics as the one step did
-    assert found.buffers_M is not None
-    torch.testing.assert_close(found.buffers_M["1.running_mean"][0], module.get_buffer("1.running_mean"))
-    torch.testing.assert_close(found.buffers_M["1.running_var"][0], module.get_buffer("1.running_var"))
+    assert actual.buffers_M is not None
+    torch.testing.assert_close(actual.buffers_M["1.running_mean"][0], module.get_buffer("1.running_mean"))
+    torch.testing.assert_close(actual.buffers_M["1.running_var"][0], module.get_buffer("1.running_var"))
 
 
 def test_an_existing_directory_is_kept_unless_resumed(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_declared_coupled_rows_go_through_at_once(made: tb.Model) -> None:
 def test_the_mode_of_coupled_rows_is_that_of_all_rows() -> None:
     made, data = survival(Declared()), (X.double(), TIMES)
     method = tb.MAP(epochs=150, batch_size=24, optimizer=tb.Adam(0.05))
-    found = tb.fit(made, data, method, callbacks=()).weights_MD[0]
+    actual = tb.fit(made, data, method, callbacks=()).weights_MD[0]
     weights = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     newton = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe", tolerance_grad=1e-10)
 
@@ -275,7 +275,7 @@ def test_the_mode_of_coupled_rows_is_that_of_all_rows() -> None:
         return value
 
     newton.step(loss)
-    torch.testing.assert_close(found, weights.detach(), rtol=0, atol=2e-3)
+    torch.testing.assert_close(actual, weights.detach(), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -147,14 +147,14 @@ def test_a_trained_network_brings_the_noise_of_its_residuals() -> None:
         squares = float((targets - net(inputs)).square().sum())
     belief = 0.1 * float(targets.std(correction=0))
     expected = 0.5 * math.log((squares + 2 * belief**2) / (ROWS + 2))
-    found = fit((inputs, targets), tb.Model(net, Gaussian("learned")), tb.Laplace(check_mode=False), start=net)
-    assert_close(found.mean_MD[0, -1], expected, rtol=1e-5)  # the search ends at steps of 1e-6
+    actual = fit((inputs, targets), tb.Model(net, Gaussian("learned")), tb.Laplace(check_mode=False), start=net)
+    assert_close(actual.mean_MD[0, -1], expected, rtol=1e-5)  # the search ends at steps of 1e-6
     space = Subspace.random(given := tb.Model(net, Gaussian("learned")), given.network.weights(), 2)
     inside = fit((inputs, targets), given, tb.Laplace(check_mode=False), start=net, space=space)
     assert_close(inside.inner.mean_MD[0, -1], expected, rtol=1e-5)
     kept = tb.Model(net, Gaussian("learned", initial=2.0))
-    found = fit((inputs, targets), kept, tb.Laplace(check_mode=False), start=net)
-    assert_close(found.mean_MD[0, -1], math.log(2.0))
+    actual = fit((inputs, targets), kept, tb.Laplace(check_mode=False), start=net)
+    assert_close(actual.mean_MD[0, -1], math.log(2.0))
 
 
 @ignored
@@ -163,8 +163,8 @@ def test_an_interpolating_network_under_a_flat_prior_brings_none() -> None:
     inputs = normal(ROWS, FEATURES)
     data = inputs, net(inputs).detach()
     given = tb.Model(net, Gaussian("learned", prior=tb.priors.Flat()))
-    found = fit(data, given, tb.MAP(epochs=1), start=net)
-    assert math.isfinite(float(found.weights_MD[0, -1]))
+    actual = fit(data, given, tb.MAP(epochs=1), start=net)
+    assert math.isfinite(float(actual.weights_MD[0, -1]))
 
 
 @ignored
@@ -172,8 +172,8 @@ def test_noise_does_not_collapse_where_the_network_interpolates() -> None:
     """Two rows and four weights: without the prior there is no mode; with it σ² tends to ν s²/(N + ν)."""
     inputs, targets = normal(2, FEATURES), torch.tensor([[-1.0], [1.0]]).double()
     given = tb.Model(linear(), Gaussian("learned"), tb.priors.Normal(1e4))
-    found = fit((inputs, targets), given, tb.MAP(epochs=750, optimizer=tb.Adam(0.1)))
-    assert_close(found.weights_MD[0, -1], 0.5 * math.log(2 * 0.1**2 / 4), rtol=1e-4)
+    actual = fit((inputs, targets), given, tb.MAP(epochs=750, optimizer=tb.Adam(0.1)))
+    assert_close(actual.weights_MD[0, -1], 0.5 * math.log(2 * 0.1**2 / 4), rtol=1e-4)
 
 
 # --- files and runs ---
@@ -236,21 +236,21 @@ def test_loaders_and_tables_agree() -> None:
 def test_a_subspace_keeps_the_prior_of_its_coordinates() -> None:
     given = model()
     space = Subspace.random(given, given.network.weights(), 2, prior_scale=0.3)
-    found = fit(table(), given, space=space)
-    assert found.space.prior_scale == 0.3
-    assert_close(found.space.axes_RD, 0.3 * space.basis_RD)
-    assert_close(found.space.centre_D, space.origin_D)
+    actual = fit(table(), given, space=space)
+    assert actual.space.prior_scale == 0.3
+    assert_close(actual.space.axes_RD, 0.3 * space.basis_RD)
+    assert_close(actual.space.centre_D, space.origin_D)
 
 
 @ignored
 def test_a_subspace_and_what_is_built_on_it_have_the_scale(tmp_path: Path) -> None:
     data, given = table(9.0), model()
     space = Subspace.random(given, given.network.weights(), 2)
-    found = fit(data, given, tb.MAP(epochs=2), space=space, directory=tmp_path)
-    assert spread_of(found.inner.model.likelihood) == spread_of(found.model.likelihood) == spread(data[1])
+    actual = fit(data, given, tb.MAP(epochs=2), space=space, directory=tmp_path)
+    assert spread_of(actual.inner.model.likelihood) == spread_of(actual.model.likelihood) == spread(data[1])
     again = tb.load(tmp_path / "posterior.safetensors", given)
     assert spread_of(again.model.likelihood) == spread(data[1])
-    assert torch.equal(again.sample(1), found.sample(1))
+    assert torch.equal(again.sample(1), actual.sample(1))
 
 
 # --- methods that change priors ---
@@ -262,21 +262,21 @@ def test_a_tuned_laplace_keeps_the_prior_of_the_noise(tmp_path: Path) -> None:
     data, given = table(), model(Gaussian("learned", spread=1.0))
     start = torch.stack([given.given_weights()] * 2)
     start[1, -1] += 0.7
-    found = fit(data, given, tb.Laplace(prior=3.0, check_mode=False), start=start)
+    actual = fit(data, given, tb.Laplace(prior=3.0, check_mode=False), start=start)
     weights = normal(4, given.layout.size)
     size = given.network.layout.size
     own = LogInverseChi(2.0, 0.1).log_prob(weights[:, -1])
     rest = tb.priors.Normal(3.0**-0.5).log_prob(weights[:, :size]).sum(-1)
-    assert_close(found.model.log_prior(weights), own + rest)
-    found.save(tmp_path / "p.safetensors")
+    assert_close(actual.model.log_prior(weights), own + rest)
+    actual.save(tmp_path / "p.safetensors")
     assert_close(tb.load(tmp_path / "p.safetensors", given).model.log_prior(weights), own + rest)
-    assert torch.isfinite(tb.tune(found).log_evidence()).all()
+    assert torch.isfinite(tb.tune(actual).log_evidence()).all()
 
 
 @ignored
 def test_online_laplace_takes_learned_noise() -> None:
-    found = fit(table(4.0), model(), tb.OnlineLaplace(epochs_of_descent=10))
-    assert isinstance(found.model.prior.segments[-1].prior, LogInverseChi)
+    actual = fit(table(4.0), model(), tb.OnlineLaplace(epochs_of_descent=10))
+    assert isinstance(actual.model.prior.segments[-1].prior, LogInverseChi)
 
 
 @ignored
@@ -284,9 +284,9 @@ def test_hmc_explores_the_noise_of_a_known_mean() -> None:
     """With f fixed at 0 by a sharp prior, σ² has a scaled inverse χ² law of N + ν degrees of freedom."""
     targets = 0.4 * normal(12, 1)
     given = tb.Model(linear(), Gaussian("learned"), tb.priors.Normal(1e-6))
-    found = fit((normal(12, FEATURES), targets), given, tb.HMC(chains=8, steps=300, burn_in=100, mass="prior"), seed=1)
+    actual = fit((normal(12, FEATURES), targets), given, tb.HMC(chains=8, steps=300, burn_in=100, mass="prior"), seed=1)
     belief = 0.1 * float(targets.std(correction=0))
     law = LogInverseChi(14.0, math.sqrt((float(targets.square().sum()) + 2 * belief**2) / 14))
-    draws = found.weights_MSD[..., -1].flatten()
+    draws = actual.weights_MSD[..., -1].flatten()
     assert_close(draws.mean(), law.loc, rtol=0, atol=5 * law.std / math.sqrt(400))
     assert_close(draws.std(), law.std, rtol=0.15)

@@ -60,8 +60,8 @@ def test_particles_that_see_each_other_meet_the_exact_moments() -> None:
 
 
 def test_a_method_that_visits_sites_in_its_own_order_meets_the_mode() -> None:
-    found = tb.fit(linear(), DATA, SAG(sweeps=60, batch_size=6, step_size=2e-2), callbacks=())
-    assert_close(found.tensors()["weights_MD"], EXACT.posterior()[0].expand(2, -1), rtol=1e-8)
+    actual = tb.fit(linear(), DATA, SAG(sweeps=60, batch_size=6, step_size=2e-2), callbacks=())
+    assert_close(actual.tensors()["weights_MD"], EXACT.posterior()[0].expand(2, -1), rtol=1e-8)
 
 
 # `test_particles_that_see_each_other_meet_the_exact_moments` has such moments, and the runs below these chains
@@ -117,9 +117,9 @@ def fit_shared(folder: Path) -> None:
     """Fit the newcomers with the data split over two processes."""
     with tb.Ranks.grid(data=2, chains=1) as ranks:
         for name, make in NEWCOMERS.items():
-            found = everything(fitted(make, ranks=ranks))
+            actual = everything(fitted(make, ranks=ranks))
             save_file(
-                {key: tensor.contiguous() for key, tensor in found.items()},
+                {key: tensor.contiguous() for key, tensor in actual.items()},
                 folder / f"{name}_{ranks.data_rank}.safetensors",
             )
 
@@ -139,9 +139,9 @@ def test_ranks_that_share_the_rows_equal_one_process(tmp_path: Path) -> None:
     for name, make in NEWCOMERS.items():
         alone = everything(fitted(make))
         for rank in range(2):
-            found = load_file(tmp_path / f"{name}_{rank}.safetensors")
+            actual = load_file(tmp_path / f"{name}_{rank}.safetensors")
             for key, tensor in alone.items():
-                assert_close(found[key], tensor, rtol=1e-8, atol=1e-9)
+                assert_close(actual[key], tensor, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.slow

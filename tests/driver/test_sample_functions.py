@@ -143,12 +143,12 @@ def test_starts_are_dispersed_retried_and_depend_on_seed_and_chain():
     def half(a: Tensor) -> Tensor:
         return torch.where(a > 0, -a.square() / 2, -torch.inf)
 
-    found = {seed: sampled(half, first, None, parameters=tb.Parameters(a=()), seed=seed)["a"] for seed in (1, 2)}
-    assert (found[1] > 0).all()
-    assert found[1].std() > 0.1
-    assert not torch.equal(found[1], found[2])
+    actual = {seed: sampled(half, first, None, parameters=tb.Parameters(a=()), seed=seed)["a"] for seed in (1, 2)}
+    assert (actual[1] > 0).all()
+    assert actual[1].std() > 0.1
+    assert not torch.equal(actual[1], actual[2])
     again = sampled(half, tb.HMC(3, 21, 20, trajectory=0.1), None, parameters=tb.Parameters(a=()), seed=1)["a"]
-    assert_close(again, found[1][:3])
+    assert_close(again, actual[1][:3])
 
 
 def test_starts_on_their_own_scale_are_where_the_chains_start():

@@ -73,15 +73,15 @@ def pressed(after: int) -> Any:
     return press
 
 
-def assert_same_chains(found: tb.Chains, expected: tb.Chains) -> None:
-    assert torch.equal(found.weights_MSD, expected.weights_MSD)
-    assert torch.equal(found.steps_S, expected.steps_S)
-    assert_same_tensors(found.numbers, expected.numbers)
-    assert_same_tensors(flatten(found.state)[0], flatten(expected.state)[0])
-    assert flatten(found.state)[1] == flatten(expected.state)[1]
-    assert (found.problems, found.fault, found.burn_in) == (expected.problems, expected.fault, expected.burn_in)
-    assert found.method == expected.method
-    assert found.quantities() == expected.quantities()
+def assert_same_chains(actual: tb.Chains, expected: tb.Chains) -> None:
+    assert torch.equal(actual.weights_MSD, expected.weights_MSD)
+    assert torch.equal(actual.steps_S, expected.steps_S)
+    assert_same_tensors(actual.numbers, expected.numbers)
+    assert_same_tensors(flatten(actual.state)[0], flatten(expected.state)[0])
+    assert flatten(actual.state)[1] == flatten(expected.state)[1]
+    assert (actual.problems, actual.fault, actual.burn_in) == (expected.problems, expected.fault, expected.burn_in)
+    assert actual.method == expected.method
+    assert actual.quantities() == expected.quantities()
 
 
 @methods
@@ -177,11 +177,11 @@ def test_named_parameters_and_what_is_said_of_them_go_on():
     parameters = tb.Parameters(mu=(2,), tau=constraints.positive)
     method, longer = tb.NUTS(2, 24, 20, max_doublings=2), tb.NUTS(2, 30, 20, max_doublings=2)
     short = sampled(method, density=eight, parameters=parameters, seed=5)
-    found = sampled(longer, density=eight, parameters=parameters, resume=short)
+    actual = sampled(longer, density=eight, parameters=parameters, resume=short)
     expected = sampled(longer, density=eight, parameters=parameters, seed=5)
-    assert_same_chains(found, expected)
-    assert torch.equal(found["tau"], expected["tau"])
-    assert len(str(found).splitlines()) == 5
+    assert_same_chains(actual, expected)
+    assert torch.equal(actual["tau"], expected["tau"])
+    assert len(str(actual).splitlines()) == 5
 
 
 def test_chains_of_a_network_go_on():
@@ -189,9 +189,9 @@ def test_chains_of_a_network_go_on():
     model = tb.Model(network, tb.likelihoods.Gaussian(0.1), tb.priors.Normal(1.0))
     density = tb.LogDensity(model, 9, tb.Batch(normal(9, 2), normal(9, 1)), plan="loop")
     start, method = 0.1 * normal(2, 13), tb.HMC(2, 26, 20, mass="layer", trajectory=0.1)
-    found = sampled(method, density=density, resume=tb.sample(density, replace(method, steps=23), start, callbacks=()))
-    assert_same_chains(found, tb.sample(density, method, start, callbacks=()))
-    assert found.method == method
+    actual = sampled(method, density=density, resume=tb.sample(density, replace(method, steps=23), start, callbacks=()))
+    assert_same_chains(actual, tb.sample(density, method, start, callbacks=()))
+    assert actual.method == method
 
 
 def test_chains_are_refused_by_a_network_of_other_weights_and_without_their_names():

@@ -64,12 +64,12 @@ FORMS = {
 def test_the_density_is_the_one_written_out(plan: Any):
     model = model_of()
     rows, weights_MD = model.unpack((X, TIMES)), 0.4 * normal(2, model.layout.size)
-    found = tb.LogDensity(model, N, rows, plan=plan, chunk_size=10)(weights_MD)
+    actual = tb.LogDensity(model, N, rows, plan=plan, chunk_size=10)(weights_MD)
     leaf = weights_MD.clone().requires_grad_()
     expected_M = torch.stack([log_density(model, w) for w in leaf])
     (gradient_MD,) = torch.autograd.grad(expected_M.sum(), leaf)
-    assert_close(found.log_density, expected_M)
-    assert_close(found.gradient, gradient_MD)
+    assert_close(actual.log_density, expected_M)
+    assert_close(actual.gradient, gradient_MD)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -77,11 +77,11 @@ def test_every_form_of_data(form: str):
     model = model_of()
     posterior = tb.fit(model, FORMS[form](), tb.MAP(epochs=2, batch_size=10), callbacks=())
     assert torch.isfinite(posterior.sample(1)).all()
-    found = tb.evaluate(posterior, FORMS[form]())
+    actual = tb.evaluate(posterior, FORMS[form]())
     expected = tb.evaluate(posterior, (X, TIMES))
-    assert found.metrics == pytest.approx(expected.metrics)
-    assert set(found.metrics) == {"nll"}
-    assert_close(found.targets["time"].sort().values, TIMES["time"].sort().values)
+    assert actual.metrics == pytest.approx(expected.metrics)
+    assert set(actual.metrics) == {"nll"}
+    assert_close(actual.targets["time"].sort().values, TIMES["time"].sort().values)
 
 
 METHODS = {
@@ -97,8 +97,8 @@ METHODS = {
 def test_methods_fit_save_load_and_predict(name: str, tmp_path: Path):
     model = model_of()
     posterior = tb.fit(model, (X, TIMES), METHODS[name], directory=tmp_path / "run", callbacks=())
-    found = tb.load(tmp_path / "run" / "posterior.safetensors", model_of())
-    assert_close(found.sample(4, seed=1), posterior.sample(4, seed=1))
+    actual = tb.load(tmp_path / "run" / "posterior.safetensors", model_of())
+    assert_close(actual.sample(4, seed=1), posterior.sample(4, seed=1))
     weights_SD = posterior.sample(4, seed=1)
     again = tb.fit(model_of(), (X, TIMES), METHODS[name], directory=tmp_path / "run", resume=True, callbacks=())
     assert_close(again.sample(4, seed=1), weights_SD)
@@ -146,9 +146,9 @@ def test_the_exact_hessian_is_that_of_the_density(mode_D: Tensor):
     matrix = torch.autograd.functional.hessian(lambda w: -log_density(model, w), mode_D)
     exact = torch.as_tensor(matrix)
     net = slice(0, 13)
-    found = torch.linalg.inv(posterior.gaussian.covariance.dense()[0])
-    assert_close(found[net, net], exact[net, net], rtol=1e-8, atol=1e-8)
-    assert_close(found[13, 13], exact[13, 13], rtol=1e-8)  # the learned shape is on its own
+    actual = torch.linalg.inv(posterior.gaussian.covariance.dense()[0])
+    assert_close(actual[net, net], exact[net, net], rtol=1e-8, atol=1e-8)
+    assert_close(actual[13, 13], exact[13, 13], rtol=1e-8)  # the learned shape is on its own
     assert_close(posterior.log_likelihood_M, [float(model.log_likelihood(mode_D, model.unpack((X, TIMES))).sum())])
 
 
@@ -171,15 +171,15 @@ def test_laplace_in_all_structures(structure: Any, curvature: Any, mode_D: Tenso
     # of −log p in f: k² (t e^{−f})^k, be it an event or not; and the square of its slope
     each_B = {"ggn": shape**2 * scaled, "empirical": (shape * (scaled - TIMES["event"])) ** 2}[curvature]
     exact = jacobian_BD.T @ (each_B.unsqueeze(1) * jacobian_BD)
-    found = (
+    actual = (
         posterior.curvature.dense()[0] * (posterior.reference_MD[0].sqrt().outer(posterior.reference_MD[0].sqrt()))
     )[:-1, :-1]
     if structure in {"dense", "low_rank"}:
-        assert_close(found, exact, rtol=1e-7, atol=1e-9)
+        assert_close(actual, exact, rtol=1e-7, atol=1e-9)
     elif structure == "diagonal":
-        assert_close(found, torch.diag(exact.diagonal()), rtol=1e-9)
+        assert_close(actual, torch.diag(exact.diagonal()), rtol=1e-9)
     else:
-        assert_close(found.diagonal().sum() if structure == "ekfac" else found[-1, -1],
+        assert_close(actual.diagonal().sum() if structure == "ekfac" else actual[-1, -1],
                      exact.diagonal().sum() if structure == "ekfac" else exact[-1, -1], rtol=1e-7)  # fmt: skip
     assert torch.isfinite(posterior.log_evidence()).all()
     posterior.save(tmp_path / "posterior.safetensors")
@@ -205,6 +205,6 @@ def test_evidence_is_the_integral():
     rows = model.unpack(data)
     density_G = tb.LogDensity(model, N, rows, plan="vmap")(grid_GD).log_density
     exact = float(torch.logsumexp(density_G, 0) + 2 * (axis[1] - axis[0]).log())
-    found = prior_monte_carlo(model, data, draws=700, seed=1)
-    assert abs(found.log_evidence - exact) < 5 * found.error
-    assert found.error < 0.2
+    actual = prior_monte_carlo(model, data, draws=700, seed=1)
+    assert abs(actual.log_evidence - exact) < 5 * actual.error
+    assert actual.error < 0.2

@@ -31,8 +31,8 @@ def test_a_change_of_the_working_directory_loses_nothing(tmp_path: Path, monkeyp
     method = tb.MAP(epochs=3, batch_size=8)
     fitted = tb.fit(model(), (X, Y), method, directory="run", callbacks=(lambda _: os.chdir(tmp_path / "elsewhere"),))
     assert sorted(os.listdir(tmp_path / "elsewhere")) == []
-    found = tb.load(tmp_path / "run" / "posterior.safetensors", model())
-    assert torch.equal(found.sample(1), fitted.sample(1))
+    actual = tb.load(tmp_path / "run" / "posterior.safetensors", model())
+    assert torch.equal(actual.sample(1), fitted.sample(1))
 
 
 def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +64,8 @@ def test_inference_mode_changes_nothing(method: Any) -> None:
     posterior, wanted = ask(net, X, Y)
     with torch.inference_mode():
         assert torch.equal(tb.predict(posterior, X.clone()).probs, wanted)
-        posterior, found = ask(nn.Sequential(*net), X.clone(), Y.clone())
-    assert torch.equal(found, wanted)
+        posterior, actual = ask(nn.Sequential(*net), X.clone(), Y.clone())
+    assert torch.equal(actual, wanted)
     assert torch.equal(tb.predict(posterior, X).probs, wanted)
 
 

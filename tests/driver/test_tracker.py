@@ -163,8 +163,8 @@ def test_tensorboard_reads_them(tmp_path: Path) -> None:
         posterior, lines = fitted(tracker)
         tracker.log(evaluation := tb.evaluate(posterior, DATA))
     read = reading.EventAccumulator(str(tmp_path)).Reload()
-    found = [(event.step, event.value) for event in read.Scalars("fit/nll/1")]
-    assert found == [(line["step"], pytest.approx(line["nll"][1])) for line in lines]
+    actual = [(event.step, event.value) for event in read.Scalars("fit/nll/1")]
+    assert actual == [(line["step"], pytest.approx(line["nll"][1])) for line in lines]
     assert read.Scalars("test/nll")[0].value == pytest.approx(evaluation.metrics["nll"])
 
 
@@ -179,8 +179,8 @@ def test_mlflow_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         posterior, lines = fitted(tracker)
         tracker.log(evaluation := tb.evaluate(posterior, DATA))
     client = mlflow.MlflowClient()
-    found = [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "fit/nll/1")]
-    assert found == [(line["step"], line["nll"][1]) for line in lines]
+    actual = [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "fit/nll/1")]
+    assert actual == [(line["step"], line["nll"][1]) for line in lines]
     logged = client.get_run(run.info.run_id).data.metrics
     assert math.isclose(logged["test/nll"], evaluation.metrics["nll"])
 

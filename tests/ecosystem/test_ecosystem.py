@@ -83,8 +83,8 @@ def test_trackers(word: str, left: str, names: dict[str, Any], tmp_path: Path) -
 def test_optuna_searches_and_prunes(names: dict[str, Any]) -> None:
     optuna: Any = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    found = run(with_word("import optuna"), dict(names))
-    study, objective = found["study"], found["objective"]
+    actual = run(with_word("import optuna"), dict(names))
+    study, objective = actual["study"], actual["objective"]
     assert len(study.trials) == 5
     assert study.best_value == min(trial.value for trial in study.trials if trial.value is not None)
     again = objective(optuna.trial.FixedTrial(study.best_params))
@@ -117,19 +117,19 @@ def test_hydra_runs_the_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     folder = tmp_path / "out"
     call = [sys.executable, "-W", "ignore", "train.py", "method.members=3", f"hydra.run.dir={folder}"]
-    found = subprocess.run(call, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "members 3" in found.stdout
+    actual = subprocess.run(call, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "members 3" in actual.stdout
     assert (folder / "run" / "posterior.safetensors").exists()
 
 
 @needs("skorch")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_laplace_begins_where_skorch_ended(names: dict[str, Any]) -> None:
-    found = run(with_word("NeuralNet"), dict(names))  # without a ProblemWarning: the end is a mode of the model
-    weights = torch.cat([parameter.detach().flatten() for parameter in found["net"].module_.parameters()])
-    torch.testing.assert_close(found["laplace"].mean_MD[0], weights)
+    actual = run(with_word("NeuralNet"), dict(names))  # without a ProblemWarning: the end is a mode of the model
+    weights = torch.cat([parameter.detach().flatten() for parameter in actual["net"].module_.parameters()])
+    torch.testing.assert_close(actual["laplace"].mean_MD[0], weights)
     with pytest.raises(TypeError, match=r"got an object of type NeuralNetClassifier\. Give its `module_`"):
-        tb.Model(found["net"], found["likelihood"])
+        tb.Model(actual["net"], actual["likelihood"])
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")

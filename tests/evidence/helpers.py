@@ -119,10 +119,10 @@ def skewed() -> tuple[FunctionTarget, float]:
     return FunctionTarget(log_prior, log_likelihood, draw), exact
 
 
-def assert_within(found: Evidence, exact: float, errors: float = 4.0, least: float = 0.0) -> None:
+def assert_within(actual: Evidence, exact: float, errors: float = 4.0, least: float = 0.0) -> None:
     """Compare an estimate with the exact answer, in its own error bars, of which it must have one of a useful size."""
-    assert 0 < found.error < 0.5
-    assert abs(found.log_evidence - exact) < errors * max(found.error, least), (found, exact)
+    assert 0 < actual.error < 0.5
+    assert abs(actual.log_evidence - exact) < errors * max(actual.error, least), (actual, exact)
 
 
 def assert_calibrated(scores: list[float], low: float = 0.75, high: float = 1.3) -> None:

@@ -89,9 +89,9 @@ def test_learned_noise():
 def test_float32_network():
     _, data, oracle = linear_problem()
     single = Model(nn.Linear(2, 1), likelihoods.Gaussian(0.5), priors.Normal(0.8))
-    found = annealed_importance_sampling(single, tuple(d.float() for d in data))
-    assert_within(found, oracle.log_evidence())
-    assert found.details["log_weights"].dtype == torch.float64
+    actual = annealed_importance_sampling(single, tuple(d.float() for d in data))
+    assert_within(actual, oracle.log_evidence())
+    assert actual.details["log_weights"].dtype == torch.float64
 
 
 @pytest.mark.slow
@@ -105,8 +105,8 @@ def test_errors_are_calibrated(name: str):
     else:
         target, exact = skewed()
         arguments = (target,)
-    found = [annealed_importance_sampling(*arguments, seed=seed) for seed in range(24)]
-    assert_calibrated([(f.log_evidence - exact) / f.error for f in found])
+    actual = [annealed_importance_sampling(*arguments, seed=seed) for seed in range(24)]
+    assert_calibrated([(f.log_evidence - exact) / f.error for f in actual])
 
 
 @pytest.mark.slow
@@ -183,14 +183,14 @@ def test_more_temperatures_make_weights_even(few: int, many: int, least: float, 
 
 def test_details():
     model, data, oracle = linear_problem()
-    found = annealed_importance_sampling(model, data, temperatures=power(100, 4.0), particles=60)
-    details = found.details
+    actual = annealed_importance_sampling(model, data, temperatures=power(100, 4.0), particles=60)
+    details = actual.details
     assert_close(details["temperatures"], power(100, 4.0))
     assert details["log_weights"].shape == (60,)
     assert details["acceptance"].shape == (98,)
     assert details["log_likelihoods"].shape == (99,)
     assert ((details["acceptance"] > 0.5) & (details["acceptance"] <= 1)).all()
-    assert_close(found.log_evidence, details["log_weights"].exp().mean().log())
+    assert_close(actual.log_evidence, details["log_weights"].exp().mean().log())
     assert 1 <= details["ess"] <= 60
     # ½ χ² of three weights and the noise of ten rows: the last mean log likelihood is the posterior's
     mean, covariance = oracle.posterior()
@@ -212,9 +212,9 @@ def test_few_effective_particles_warn():
     inputs, targets = normal(40, 2), 5.0 + normal(40, seed=1)
     model = Model(nn.Linear(2, 1).double(), likelihoods.Gaussian(0.1), priors.Normal(1.0))
     with pytest.warns(UserWarning, match=r"effective particles, fewer than 10.*Use more temperatures"):
-        found = annealed_importance_sampling(model, (inputs, targets), temperatures=5, particles=20)
+        actual = annealed_importance_sampling(model, (inputs, targets), temperatures=5, particles=20)
     exact = linear_gaussian_evidence(model, (inputs, targets)).log_evidence
-    assert found.log_evidence < exact - 3
+    assert actual.log_evidence < exact - 3
 
 
 def test_few_effective_draws_warn_of_the_other_side():
@@ -222,8 +222,8 @@ def test_few_effective_draws_warn_of_the_other_side():
     model, data, oracle = linear_problem()
     draws = posterior_draws(12)
     with pytest.warns(UserWarning, match=r"effective draws, fewer than 10: it is probably too high, and its error bar"):
-        found = reverse_annealing(model, data, draws=draws, temperatures=2)
-    assert found.log_evidence > oracle.log_evidence()
+        actual = reverse_annealing(model, data, draws=draws, temperatures=2)
+    assert actual.log_evidence > oracle.log_evidence()
 
 
 def test_draws_that_are_known_to_be_worthless_are_said_to_be():

@@ -45,12 +45,12 @@ def test_effective_size():
 
 def test_weights_of_zero_count():
     log_weights = torch.tensor([0.0, 0.0, 0.0, -math.inf], dtype=torch.float64)
-    found = log_mean(log_weights)
-    assert_close(found.value, math.log(0.75))
-    assert_close(found.ess, 3.0)
+    actual = log_mean(log_weights)
+    assert_close(actual.value, math.log(0.75))
+    assert_close(actual.ess, 3.0)
     without = [math.log(2 / 3)] * 3 + [0.0]
     mean = sum(without) / 4
-    assert_close(found.error, math.sqrt(3 / 4 * sum((w - mean) ** 2 for w in without)))
+    assert_close(actual.error, math.sqrt(3 / 4 * sum((w - mean) ** 2 for w in without)))
     assert log_mean(torch.tensor([0.0, -math.inf])).error == math.inf
 
 
@@ -73,9 +73,9 @@ def test_error_is_calibrated_where_there_is_no_warning(spread: float, tolerance:
     """Log normal weights of 128 particles: e^{s z − s²/2} has mean 1."""
     scores, warned = [], 0
     for log_weights in spread * normal(2000, 128, seed=4) - spread**2 / 2:
-        found = log_mean(log_weights)
-        warned += found.ess < LEAST_ESS
-        scores.append(found.value / found.error)
+        actual = log_mean(log_weights)
+        warned += actual.ess < LEAST_ESS
+        scores.append(actual.value / actual.error)
     assert warned < 200
     assert_close(torch.tensor(scores).double().square().mean().sqrt(), 1.0, rtol=0, atol=tolerance)
 
@@ -88,8 +88,8 @@ def test_few_weights_warn():
 
 def test_few_weights_are_too_low_and_their_errors_too_small():
     """Why there is a warning: with log normal weights of spread 3, the error bar covers too rarely."""
-    found = [log_mean(log_weights) for log_weights in 3.0 * normal(500, 128, seed=5) - 4.5]
-    scores = torch.tensor([f.value / f.error for f in found])
-    assert sum(f.ess < LEAST_ESS for f in found) > 350
+    actual = [log_mean(log_weights) for log_weights in 3.0 * normal(500, 128, seed=5) - 4.5]
+    scores = torch.tensor([f.value / f.error for f in actual])
+    assert sum(f.ess < LEAST_ESS for f in actual) > 350
     assert scores.mean() < -1
     assert scores.square().mean().sqrt() > 1.5

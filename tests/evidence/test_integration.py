@@ -42,21 +42,21 @@ def linear_moments(beta_K: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_quadrature_of_exact_moments():
     exact = linear_problem()[2].log_evidence()
-    found = integrate(power(40), *linear_moments(power(40)))
-    assert_close(found.value, exact, rtol=0, atol=5e-4)
-    assert abs(found.trapezoid - exact) > 0.02  # the correction is what makes it so
-    assert abs(found.value - exact) < found.discretisation < 0.1
+    actual = integrate(power(40), *linear_moments(power(40)))
+    assert_close(actual.value, exact, rtol=0, atol=5e-4)
+    assert abs(actual.trapezoid - exact) > 0.02  # the correction is what makes it so
+    assert abs(actual.value - exact) < actual.discretisation < 0.1
 
 
 def test_correction_gains_two_orders():
     exact = linear_problem()[2].log_evidence()
     grids = [power(count) for count in (81, 161)]
-    found = [integrate(grid, *linear_moments(grid)) for grid in grids]
-    plain = [abs(f.trapezoid - exact) for f in found]
-    corrected = [abs(f.value - exact) for f in found]
+    actual = [integrate(grid, *linear_moments(grid)) for grid in grids]
+    plain = [abs(f.trapezoid - exact) for f in actual]
+    corrected = [abs(f.value - exact) for f in actual]
     assert plain[0] / plain[1] == pytest.approx(4, rel=0.1)
     assert corrected[0] / corrected[1] == pytest.approx(16, rel=0.15)
-    for f, error in zip(found, corrected, strict=True):
+    for f, error in zip(actual, corrected, strict=True):
         assert error < f.discretisation < 4 * error
 
 
@@ -64,10 +64,10 @@ def test_correction_gains_two_orders():
 def test_cubics_are_exact_on_even_grids(count: int):
     """∫ (1 + β − β² + 2β³) dβ, at every temperature and, where those are evenly spaced too, at every second."""
     beta = torch.linspace(0, 1, count, dtype=torch.float64)
-    found = integrate(beta, 1 + beta - beta**2 + 2 * beta**3, 1 - 2 * beta + 6 * beta**2)
-    assert_close(found.value, 1 + 1 / 2 - 1 / 3 + 1 / 2)
+    actual = integrate(beta, 1 + beta - beta**2 + 2 * beta**3, 1 - 2 * beta + 6 * beta**2)
+    assert_close(actual.value, 1 + 1 / 2 - 1 / 3 + 1 / 2)
     if count == 5:
-        assert_close(found.discretisation, 0.0)
+        assert_close(actual.discretisation, 0.0)
 
 
 def test_monte_carlo_error_of_independent_draws():
@@ -80,8 +80,8 @@ def test_monte_carlo_error_of_independent_draws():
     for seed in range(200):
         draws = normal(4, 2, 200, seed=seed) * torch.tensor([3.0, 2.0, 2**0.5, 1.0]).double()[:, None, None]
         draws += torch.tensor([-9.0, -5.0, -3.0, -2.0]).double()[:, None, None]
-        found = _integrated(draws, beta, torch.ones(3))
-        scores.append((found.log_evidence - exact.value) / found.details["monte_carlo"])
+        actual = _integrated(draws, beta, torch.ones(3))
+        scores.append((actual.log_evidence - exact.value) / actual.details["monte_carlo"])
     assert_calibrated(scores, 0.88, 1.12)
 
 
@@ -115,14 +115,14 @@ def test_evidence_is_the_exact_one(name: str):
 @pytest.mark.filterwarnings("ignore:chains at inverse temperature")
 def test_errors_are_calibrated():
     model, data, oracle = linear_problem()
-    found = [thermodynamic_integration(model, data, chains=4, steps=100, seed=seed) for seed in range(12)]
-    assert_calibrated([(f.log_evidence - oracle.log_evidence()) / f.error for f in found], 0.6, 1.4)
+    actual = [thermodynamic_integration(model, data, chains=4, steps=100, seed=seed) for seed in range(12)]
+    assert_calibrated([(f.log_evidence - oracle.log_evidence()) / f.error for f in actual], 0.6, 1.4)
 
 
 def test_details():
     model, data, oracle = linear_problem()
-    found = thermodynamic_integration(model, data, temperatures=power(9, 4.0), chains=4, steps=240)
-    details = found.details
+    actual = thermodynamic_integration(model, data, temperatures=power(9, 4.0), chains=4, steps=240)
+    details = actual.details
     assert_close(details["temperatures"], power(9, 4.0))
     assert all(details[name].shape == (9,) for name in ("log_likelihoods", "variances", "ess", "rhat"))
     assert details["acceptance"].shape == (8,)
@@ -130,10 +130,10 @@ def test_details():
     assert ((details["log_likelihoods"] - means).abs() < 5 * (details["variances"] / details["ess"]).sqrt()).all()
     assert_close(details["variances"] / variances, torch.ones(9), rtol=0.6)
     again = integrate(details["temperatures"], details["log_likelihoods"], details["variances"])
-    assert_close(found.log_evidence, again.value)
+    assert_close(actual.log_evidence, again.value)
     assert_close(details["trapezoid"], again.trapezoid)
-    assert_close(found.error, math.hypot(details["monte_carlo"], again.discretisation))
-    assert_within(found, oracle.log_evidence())
+    assert_close(actual.error, math.hypot(details["monte_carlo"], again.discretisation))
+    assert_within(actual, oracle.log_evidence())
 
 
 def test_no_draw_of_the_prior_is_repeated():
@@ -165,9 +165,9 @@ def test_chains_that_disagree_warn():
 def test_a_likelihood_that_says_nothing():
     """It is constant along the path, so its logarithm is the evidence, without an error."""
     target = FunctionTarget(lambda w: -0.5 * w.square().sum(-1), lambda w: 0.0 * w.sum(-1) - 3.0, normal_draws(1.0, 2))
-    found = thermodynamic_integration(target, chains=2, steps=40, temperatures=3)
-    assert_close(found.log_evidence, -3.0)
-    assert_close(found.error, 0.0)
+    actual = thermodynamic_integration(target, chains=2, steps=40, temperatures=3)
+    assert_close(actual.log_evidence, -3.0)
+    assert_close(actual.error, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from torchbayes.model import Model, likelihoods, priors
 def test_both_forms_are_the_oracles(rows: int, size: int, form: str):
     inputs, targets = normal(rows, size), normal(rows, seed=1)
     model = Model(nn.Linear(size, 1).double(), likelihoods.Gaussian(0.4), priors.Normal(1.3))
-    found = linear_gaussian_evidence(model, (inputs, targets))
-    assert_close(found.log_evidence, LinearGaussian(inputs, targets, 1.3, 0.4).log_evidence())
-    assert found.details["form"] == form
-    assert found.error == 0
+    actual = linear_gaussian_evidence(model, (inputs, targets))
+    assert_close(actual.log_evidence, LinearGaussian(inputs, targets, 1.3, 0.4).log_evidence())
+    assert actual.details["form"] == form
+    assert actual.error == 0
 
 
 def test_several_outputs_with_noise_and_priors_of_their_own():
@@ -38,9 +38,9 @@ def test_a_small_noise_does_not_cancel():
     inputs = normal(40, 3)
     targets = inputs @ torch.tensor([1.0, 2.0, -1.0]).double() + 1e-5 * normal(40, seed=1)
     model = Model(nn.Linear(3, 1).double(), likelihoods.Gaussian(1e-5), priors.Normal(1.0))
-    found = linear_gaussian_evidence(model, (inputs, targets)).log_evidence
+    actual = linear_gaussian_evidence(model, (inputs, targets)).log_evidence
     exact = LinearGaussian(inputs, targets, 1.0, 1e-5).log_evidence()  # N × N, with a condition of 1e12
-    assert_close(found, exact, rtol=1e-5)
+    assert_close(actual, exact, rtol=1e-5)
 
 
 def test_float32_network_is_computed_in_float64():

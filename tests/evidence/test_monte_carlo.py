@@ -50,18 +50,18 @@ def test_it_is_the_mean_of_the_likelihood_at_its_draws():
     def draw(count: int, seed: int) -> torch.Tensor:
         return model.prior.sample(count, seed=seed)
 
-    found = prior_monte_carlo(FunctionTarget(model.log_prior, log_likelihood, draw), draws=1050, seed=3)
+    actual = prior_monte_carlo(FunctionTarget(model.log_prior, log_likelihood, draw), draws=1050, seed=3)
     assert torch.cat(seen).shape == (1050, 3)
     assert len(torch.cat(seen).unique(dim=0)) == 1050  # the second block of draws is not the first
     log_weights = torch.stack([model.log_likelihood(w, Batch(*data)).sum() for w in torch.cat(seen)])
-    assert_close(found.log_evidence, log_weights.exp().mean().log())
-    assert found.details["draws"] == 1050
+    assert_close(actual.log_evidence, log_weights.exp().mean().log())
+    assert actual.details["draws"] == 1050
 
 
 def test_errors_are_calibrated():
     target, exact = skewed()
-    found = [prior_monte_carlo(target, draws=2000, seed=seed) for seed in range(300)]
-    assert_calibrated([(f.log_evidence - exact) / f.error for f in found], 0.9, 1.12)
+    actual = [prior_monte_carlo(target, draws=2000, seed=seed) for seed in range(300)]
+    assert_calibrated([(f.log_evidence - exact) / f.error for f in actual], 0.9, 1.12)
 
 
 def test_same_seed_same_result(untouched_rng: None):

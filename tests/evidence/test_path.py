@@ -46,8 +46,8 @@ def test_at_one_it_is_the_log_density(plan: str):
     at = normal(5, 4)
     value = AnnealedDensity(ModelTarget(model, data, plan=plan), torch.ones(1))(at)
     expected = LogDensity(model, 8, Batch(*data), plan="loop")(at)
-    for found, wanted in zip(value, expected, strict=True):
-        assert_close(found, wanted)
+    for actual, wanted in zip(value, expected, strict=True):
+        assert_close(actual, wanted)
     assert value.log_density.dtype == torch.float64
 
 

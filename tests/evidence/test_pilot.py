@@ -26,12 +26,12 @@ def linear_variances(beta_K: Tensor) -> Tensor:
 
 def test_length_and_even_temperatures_are_those_of_the_path():
     model, data, _ = linear_problem()
-    found = pilot(ModelTarget(model, data), leapfrogs=20, seed=1)
+    actual = pilot(ModelTarget(model, data), leapfrogs=20, seed=1)
     grid = torch.linspace(0, 1, 2_001, dtype=torch.float64) ** 4
     lengths = torch.cumulative_trapezoid(linear_variances(grid).sqrt(), grid)
     # 64 particles, and steps that are not small: over seeds 0.755 ± 0.03 of the length
-    assert_close(found.length, lengths[-1], rtol=0.35)
-    even = found.even(9)
+    assert_close(actual.length, lengths[-1], rtol=0.35)
+    even = actual.even(9)
     assert even[0] == 0
     assert even[-1] == 1
     where = torch.searchsorted(grid[1:], even[1:-1])
@@ -41,13 +41,13 @@ def test_length_and_even_temperatures_are_those_of_the_path():
 def test_particles_are_at_the_temperatures():
     """Means of 64 particles at β = 1 are the posterior's."""
     model, data, oracle = linear_problem()
-    found = pilot(ModelTarget(model, data), leapfrogs=20, seed=2)
+    actual = pilot(ModelTarget(model, data), leapfrogs=20, seed=2)
     mean, covariance = oracle.posterior()
-    last = found.rungs[-1]
+    last = actual.rungs[-1]
     scores = (last.weights_PD.mean(0) - mean) / (covariance.diagonal() / 64).sqrt()
     assert scores.abs().max() < 4
     assert_close(last.variance_D / covariance.diagonal(), torch.ones(3), rtol=0.7)
-    assert found.rungs[0].beta == 0
+    assert actual.rungs[0].beta == 0
     assert last.beta == 1
 
 
@@ -63,17 +63,17 @@ def test_same_seed_same_run(untouched_rng: None):
 
 def test_a_likelihood_that_says_nothing_is_one_step():
     target = FunctionTarget(lambda w: -0.5 * w.square().sum(-1), lambda w: 0.0 * w.sum(-1) - 3.0, normal_draws(1.0, 2))
-    found = pilot(target, leapfrogs=5, seed=0)
-    assert len(found.rungs) == 2
-    assert_close(found.even(5), torch.linspace(0, 1, 5).double())
+    actual = pilot(target, leapfrogs=5, seed=0)
+    assert len(actual.rungs) == 2
+    assert_close(actual.even(5), torch.linspace(0, 1, 5).double())
 
 
 def test_between_rungs_logarithms_are_interpolated():
     def rung(beta: float, length: float, step_size: float, variance: float) -> Rung:
         return Rung(beta, length, step_size, torch.full((2,), variance, dtype=torch.float64), torch.zeros(1, 2))
 
-    found = Pilot((rung(0.0, 0.0, 1.0, 4.0), rung(0.2, 1.0, 0.25, 1.0), rung(1.0, 3.0, 0.25, 0.01)), leapfrogs=6)
-    ladder = found.ladder(torch.tensor([0.0, 0.1, 0.2, 0.6, 1.0], dtype=torch.float64))
+    actual = Pilot((rung(0.0, 0.0, 1.0, 4.0), rung(0.2, 1.0, 0.25, 1.0), rung(1.0, 3.0, 0.25, 0.01)), leapfrogs=6)
+    ladder = actual.ladder(torch.tensor([0.0, 0.1, 0.2, 0.6, 1.0], dtype=torch.float64))
     assert_close([t.step_size for t in ladder.tunings], [1.0, 0.5, 0.25, 0.25, 0.25])
     assert_close([t.inverse_mass_D[0] for t in ladder.tunings], [4.0, 2.0, 1.0, 0.1, 0.01])
     assert [t.steps[1] for t in ladder.tunings] == [2, 4, 6, 6, 6]  # ⌈π/2ε⌉, at most 6
@@ -124,8 +124,8 @@ def test_moves_go_a_quarter_of_a_period(step_size: float):
 def test_step_sizes_of_a_pilot_run_do_not_wind_up():
     """Where all is accepted, as by a density that is flat, whatever the step."""
     flat = FunctionTarget(lambda w: 0.0 * w.sum(-1), lambda w: -w.square().sum(-1).clamp(max=0), normal_draws(1.0, 2))
-    found = pilot(flat, leapfrogs=5, seed=0)
-    assert max(rung.step_size for rung in found.rungs) == math.pi / 4
+    actual = pilot(flat, leapfrogs=5, seed=0)
+    assert max(rung.step_size for rung in actual.rungs) == math.pi / 4
 
 
 def test_moves_accept_by_the_energy():

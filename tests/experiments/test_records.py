@@ -54,14 +54,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_condensed_to_a_record(run: Path, tmp_path: Path) -> None:
     path = record(run, into=tmp_path, experiment=EXPERIMENT)
     assert path == tmp_path / "made_up" / "record.json"
-    found = read_record(path.parent)
+    actual = read_record(path.parent)
     seed = json.loads((run / "seed_2" / "results.json").read_text())
-    assert (found.verdict, found.counts) == ("does not hold", {"holds": 1, "does not hold": 1})
-    assert [part.evidence.split(",")[0] for part in found.parts] == ["mean 0.51", "mean 0.51"]
-    assert found.lines == (Line("MAP", 0.51, 0.012346, 0.25),)
-    assert (found.label, found.published) == ("test NLL", "published, other data")
-    assert (found.date, found.versions, found.seconds[2]) == (seed["date"], seed["versions"], seed["seconds"])
-    assert found.command == "torchbayes reproduce made_up --scale small --seeds 3"
+    assert (actual.verdict, actual.counts) == ("does not hold", {"holds": 1, "does not hold": 1})
+    assert [part.evidence.split(",")[0] for part in actual.parts] == ["mean 0.51", "mean 0.51"]
+    assert actual.lines == (Line("MAP", 0.51, 0.012346, 0.25),)
+    assert (actual.label, actual.published) == ("test NLL", "published, other data")
+    assert (actual.date, actual.versions, actual.seconds[2]) == (seed["date"], seed["versions"], seed["seconds"])
+    assert actual.command == "torchbayes reproduce made_up --scale small --seeds 3"
     assert "| MAP | 0.510 ± 0.012 | 0.250 |" in (path.parent / "tables.md").read_text("utf-8")
 
 
@@ -72,9 +72,9 @@ def test_seeds_of_an_earlier_version_have_no_date_and_no_versions(run: Path, tmp
     old = tmp_path / "old"
     old.mkdir()
     (old / "results.json").write_text(json.dumps(held))
-    found = read_record(record(old, into=tmp_path, experiment=replace(EXPERIMENT, headline=None)).parent)
-    assert (found.versions, found.lines, found.label) == ({}, (), "")
-    assert len(found.date) == len("2026-01-01")
+    actual = read_record(record(old, into=tmp_path, experiment=replace(EXPERIMENT, headline=None)).parent)
+    assert (actual.versions, actual.lines, actual.label) == ({}, (), "")
+    assert len(actual.date) == len("2026-01-01")
 
 
 @pytest.mark.parametrize(

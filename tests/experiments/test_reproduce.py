@@ -56,9 +56,9 @@ def test_a_finished_seed_is_not_run_again(experiment, calls, tmp_path):
     reproduce(experiment, seeds=3, directory=tmp_path)
     assert calls == [0, 1, 2]
     assert (tmp_path / "seed_0" / "results.json").read_bytes() == first
-    found = json.loads((tmp_path / "results.json").read_text("utf-8"))
-    assert [record["results"]["difference"] for record in found["seeds"]] == pytest.approx([-1, -0.99, -0.98])
-    assert found["verdict"]["outcome"] == "holds"
+    actual = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    assert [record["results"]["difference"] for record in actual["seeds"]] == pytest.approx([-1, -0.99, -0.98])
+    assert actual["verdict"]["outcome"] == "holds"
 
 
 def test_an_interrupted_experiment_continues(experiment, calls, tmp_path):
@@ -71,9 +71,9 @@ def test_an_interrupted_experiment_continues(experiment, calls, tmp_path):
 
 def test_one_seed_is_inconclusive(experiment, tmp_path):
     reproduce(experiment, seeds=1, directory=tmp_path)
-    found = json.loads((tmp_path / "results.json").read_text("utf-8"))
-    assert found["verdict"]["outcome"] == "inconclusive"
-    assert found["seeds"][0]["results"]["difference"] == -1
+    actual = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    assert actual["verdict"]["outcome"] == "inconclusive"
+    assert actual["seeds"][0]["results"]["difference"] == -1
 
 
 def test_results_of_other_settings_are_not_mixed_in(experiment, calls, tmp_path):

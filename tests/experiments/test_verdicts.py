@@ -40,10 +40,10 @@ def test_one_repeat_has_no_spread():
     ],
 )
 def test_below_reaches_every_outcome(values, bound, outcome):
-    found = below("a is less than b", values, bound)
-    assert found.outcome == outcome
-    assert f"in {sum(v < bound for v in values)} of {len(values)} repeats" in found.evidence
-    assert f"mean {np.mean(values):.4g}".replace("-", "−") in found.evidence
+    actual = below("a is less than b", values, bound)
+    assert actual.outcome == outcome
+    assert f"in {sum(v < bound for v in values)} of {len(values)} repeats" in actual.evidence
+    assert f"mean {np.mean(values):.4g}".replace("-", "−") in actual.evidence
 
 
 def test_a_difference_of_zero_is_called_either_way_five_times_in_a_hundred():

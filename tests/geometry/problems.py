@@ -66,7 +66,7 @@ def problem(name: str) -> tuple[tb.Model, Any]:
     categorical, gaussian = tb.likelihoods.Categorical(), tb.likelihoods.Gaussian(0.7)
     weighted = tb.likelihoods.Weighted(categorical)
     weights = torch.linspace(0.0, 2.0, ROWS, dtype=torch.float64)
-    found: dict[str, tuple[Callable[[], tb.Model], Any]] = {
+    actual: dict[str, tuple[Callable[[], tb.Model], Any]] = {
         "classifier": (lambda: tb.Model(made(mlp), categorical), (INPUTS, LABELS)),
         "regression": (lambda: tb.Model(made(lambda: mlp(2, 1)), gaussian), (INPUTS, REAL)),
         "learned noise": (
@@ -93,7 +93,7 @@ def problem(name: str) -> tuple[tb.Model, Any]:
         ),
         "batches": (lambda: tb.Model(made(mlp), categorical), [(INPUTS[:5], LABELS[:5]), (INPUTS[5:], LABELS[5:])]),
     }
-    make, data = found[name]
+    make, data = actual[name]
     return make(), data
 
 

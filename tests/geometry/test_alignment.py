@@ -16,8 +16,8 @@ from torchbayes.geometry.alignment import assigned, by_weights
 from torchbayes.randomness.seeds import Purpose, seeded
 
 
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-12)
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-12)
 
 
 def small(hidden: tuple[int, ...] = (5,), *, dtype: torch.dtype = torch.float64) -> tb.Model:
@@ -44,9 +44,9 @@ def test_one_hidden_layer_by_brute_force(seed: int):
     groups = permutation_groups(model)
     orders = [torch.tensor(order) for order in permutations(range(5))]
     best = min(distance(weights_MD[0], groups.permute(weights_MD[1], [order])[0]) for order in orders)
-    found = align(model, weights_MD).weights_MD
-    assert torch.equal(found[0], weights_MD[0])
-    assert distance(found[0], found[1]) == pytest.approx(best, rel=1e-12)
+    actual = align(model, weights_MD).weights_MD
+    assert torch.equal(actual[0], weights_MD[0])
+    assert distance(actual[0], actual[1]) == pytest.approx(best, rel=1e-12)
     assert best < distance(*weights_MD)
 
 
@@ -61,14 +61,14 @@ def test_a_planted_permutation_is_recovered(name: str, method: str):
     own = model.network.buffers
     both = {n: torch.stack([b, buffers[n]]) for n, b in own.items()} or None
     point = tb.Point(model, torch.stack([weights_D, planted_D]), buffers_M=both, statistics_known=True)
-    found = align(model, point, method=method, data=data)  # type: ignore[arg-type]
-    outputs = found.functions()(data[0])
+    actual = align(model, point, method=method, data=data)  # type: ignore[arg-type]
+    outputs = actual.functions()(data[0])
     assert_same(outputs, point.functions()(data[0]))
     if method == "activations" and name in {"norms", "attention"}:
         return  # an instance norm makes shifts of a channel invisible; attention weights tell heads, not their units
-    assert torch.equal(found.weights_MD[1], weights_D)
-    assert all(torch.equal(b[1], own[n]) for n, b in (found.buffers_M or {}).items())
-    line = barrier(model, data, found.weights_MD[0], second=found.weights_MD[1], points=3)
+    assert torch.equal(actual.weights_MD[1], weights_D)
+    assert all(torch.equal(b[1], own[n]) for n, b in (actual.buffers_M or {}).items())
+    line = barrier(model, data, actual.weights_MD[0], second=actual.weights_MD[1], points=3)
     assert abs(line.height) < 1e-12
     assert abs(line.excess) < 1e-12
 
@@ -77,15 +77,16 @@ def test_a_planted_permutation_is_recovered(name: str, method: str):
 def test_other_members_keep_their_functions_and_come_closer(name: str):
     model, data = made(name)
     weights_MD = torch.stack([model.given_weights(), made(name, seed=1)[0].given_weights()])
-    found = align(model, weights_MD, data=data)
+    actual = align(model, weights_MD, data=data)
     before = tb.Point(model, weights_MD, statistics_known=True).functions()(data[0])
-    after = found.functions()(data[0]) if found.statistics_known else None
+    after = actual.functions()(data[0]) if actual.statistics_known else None
     if after is None:
-        after = tb.Point(model, found.weights_MD, buffers_M=found.buffers_M, statistics_known=True).functions()(data[0])
+        moved = tb.Point(model, actual.weights_MD, buffers_M=actual.buffers_M, statistics_known=True)
+        after = moved.functions()(data[0])
     scale = 1 + float(before.abs().max())
     assert float((after - before).abs().max()) < 1e-11 * scale
-    assert distance(*found.weights_MD) < distance(*weights_MD)
-    assert torch.equal(align(model, found.weights_MD, data=data).weights_MD, found.weights_MD)  # nothing left to gain
+    assert distance(*actual.weights_MD) < distance(*weights_MD)
+    assert torch.equal(align(model, actual.weights_MD, data=data).weights_MD, actual.weights_MD)  # nothing left to gain
 
 
 def test_the_objective_only_rises():
@@ -94,29 +95,29 @@ def test_the_objective_only_rises():
     groups = permutation_groups(model)
     split = [model.layout.split(weights_D) for weights_D in weights_MD]
     for seed in range(3):
-        found = by_weights(groups, split[0], split[1], seed=seed, member=1)
-        steps = torch.tensor(found.objective).diff()
+        actual = by_weights(groups, split[0], split[1], seed=seed, member=1)
+        steps = torch.tensor(actual.objective).diff()
         assert len(steps) > 3
         assert (steps > 0).all()
-        moved_D, _ = groups.permute(weights_MD[1], found.permutations)
+        moved_D, _ = groups.permute(weights_MD[1], actual.permutations)
         gained = float(weights_MD[0] @ (moved_D - weights_MD[1]))
-        assert gained == pytest.approx(found.objective[-1] - found.objective[0], rel=1e-12)
-        after = 2 * (found.objective[0] - found.objective[-1])
+        assert gained == pytest.approx(actual.objective[-1] - actual.objective[0], rel=1e-12)
+        after = 2 * (actual.objective[0] - actual.objective[-1])
         assert distance(weights_MD[0], moved_D) - distance(*weights_MD) == pytest.approx(after, rel=1e-9)
 
 
 def test_no_swap_of_two_units_gains_anything():
     """Coordinate descent ends where each group is optimal, the others given."""
     model = small((6, 6))
-    found = align(model, members(model, 2)).weights_MD
+    actual = align(model, members(model, 2)).weights_MD
     groups = permutation_groups(model)
-    least = distance(*found)
+    least = distance(*actual)
     for number in range(2):
         for i in range(6):
             for j in range(i):
                 orders = [torch.arange(6), torch.arange(6)]
                 orders[number][[i, j]] = orders[number][[j, i]]
-                assert distance(found[0], groups.permute(found[1], orders)[0]) >= least - 1e-12
+                assert distance(actual[0], groups.permute(actual[1], orders)[0]) >= least - 1e-12
 
 
 def test_assignments_against_all_permutations():
@@ -134,16 +135,16 @@ def test_activations_pair_units_by_correlation():
     groups = permutation_groups(model)
     other_D, _ = groups.permute(weights_D, [order])
     model.layout.split(other_D)["2.weight"].copy_(normal(2, 4, seed=9))
-    found = align(model, torch.stack([weights_D, other_D]), method="activations", data=(normal(50, 3), normal(50, 2)))
-    assert_same(found.weights_MD[1][:16], weights_D[:16])
+    actual = align(model, torch.stack([weights_D, other_D]), method="activations", data=(normal(50, 3), normal(50, 2)))
+    assert_same(actual.weights_MD[1][:16], weights_D[:16])
 
 
 def test_chunks_do_not_matter():
     model, data = made("functional")
     weights_MD = torch.stack([model.given_weights(), made("functional", seed=1)[0].given_weights()])
-    found = [align(model, weights_MD, method="activations", data=data, chunk_size=size) for size in (2, 5, 100)]
-    assert torch.equal(found[0].weights_MD, found[1].weights_MD)
-    assert torch.equal(found[0].weights_MD, found[2].weights_MD)
+    actual = [align(model, weights_MD, method="activations", data=data, chunk_size=size) for size in (2, 5, 100)]
+    assert torch.equal(actual[0].weights_MD, actual[1].weights_MD)
+    assert torch.equal(actual[0].weights_MD, actual[2].weights_MD)
 
 
 def test_other_references():
@@ -161,9 +162,9 @@ def test_other_references():
 def test_draws_of_other_posteriors():
     model = small()
     draws_SMD = members(model, 6).unflatten(0, (2, 3))
-    found = align(model, tb.Draws(model, draws_SMD))
-    assert found.weights_MD.shape[1] == model.layout.size
-    assert found.members == tb.Draws(model, draws_SMD).default_draws
+    actual = align(model, tb.Draws(model, draws_SMD))
+    assert actual.weights_MD.shape[1] == model.layout.size
+    assert actual.members == tb.Draws(model, draws_SMD).default_draws
 
 
 def test_one_member_and_one_unit_stay():
@@ -180,27 +181,27 @@ def test_lower_precision(dtype: torch.dtype):
     weights_MD = members(model, 2)
     groups = permutation_groups(model)
     weights_MD[1] = groups.permute(weights_MD[0], groups.random(seed=1))[0]
-    found = align(model, weights_MD)
-    assert found.weights_MD.dtype == torch.float32
-    assert torch.equal(found.weights_MD[1], weights_MD[0])
+    actual = align(model, weights_MD)
+    assert actual.weights_MD.dtype == torch.float32
+    assert torch.equal(actual.weights_MD[1], weights_MD[0])
 
 
 def test_batch_norm_statistics_go_along():
     model, data = made("batch norm")
     starts = model.given_weights(), made("batch norm", seed=1)[0].given_weights()
     first, second = (tb.fit(model, data, tb.MAP(epochs=2, batch_size=6), start=start, callbacks=()) for start in starts)
-    found = align(model, second, reference=first, data=data)
-    torch.testing.assert_close(found.functions()(data[0]), second.functions()(data[0]), rtol=0.0, atol=1e-9)
-    assert found.statistics_known
+    actual = align(model, second, reference=first, data=data)
+    torch.testing.assert_close(actual.functions()(data[0]), second.functions()(data[0]), rtol=0.0, atol=1e-9)
+    assert actual.statistics_known
 
 
 def test_statistics_that_are_not_known_are_recalibrated_first():
     model, data = made("batch norm")
     weights_MD = torch.stack([model.given_weights(), made("batch norm", seed=1)[0].given_weights()])
     point = tb.Point(model, weights_MD).calibrated(lambda: iter([data[0]]))
-    found = align(model, point)
-    assert found.statistics_known
-    torch.testing.assert_close(found.functions()(data[0]), point.functions()(data[0]), rtol=0.0, atol=1e-11)
+    actual = align(model, point)
+    assert actual.statistics_known
+    torch.testing.assert_close(actual.functions()(data[0]), point.functions()(data[0]), rtol=0.0, atol=1e-11)
 
 
 def test_dropout_masks_that_weights_do_not_hold_are_refused():
@@ -216,16 +217,16 @@ def test_dropout_masks_that_weights_do_not_hold_are_refused():
     weights_MD = members(model, 2)
     with pytest.raises(ValueError, match="`weights` draws dropout masks"):
         align(model, tb.DropoutPosterior(model, weights_MD))
-    found = align(model, weights_MD).weights_MD
-    assert distance(*found) < distance(*weights_MD)
+    actual = align(model, weights_MD).weights_MD
+    assert distance(*actual) < distance(*weights_MD)
 
 
 def test_seeds_are_reproducible_and_orders_differ():
     model = small((12, 12, 12))
     weights_MD = members(model, 2)
-    found = [align(model, weights_MD, seed=seed).weights_MD for seed in (0, 0, 1, 2, 3)]
-    assert torch.equal(found[0], found[1])
-    assert len({round(distance(*each), 6) for each in found}) > 1
+    actual = [align(model, weights_MD, seed=seed).weights_MD for seed in (0, 0, 1, 2, 3)]
+    assert torch.equal(actual[0], actual[1])
+    assert len({round(distance(*each), 6) for each in actual}) > 1
 
 
 def test_frozen_units_are_said():
@@ -233,10 +234,10 @@ def test_frozen_units_are_said():
     model = tb.Model(net, tb.likelihoods.Gaussian(1.0), random=["2.*", "4.*"])
     weights_MD = members(model, 2)
     with pytest.warns(UserWarning, match=r"not aligned: `0\.(weight|bias)` is not random"):
-        found = align(model, weights_MD)
-    assert 0 < distance(*found.weights_MD) < distance(*weights_MD)
+        actual = align(model, weights_MD)
+    assert 0 < distance(*actual.weights_MD) < distance(*weights_MD)
     inputs = normal(4, 3)
-    assert_same(found.functions()(inputs), tb.Point(model, weights_MD).functions()(inputs))
+    assert_same(actual.functions()(inputs), tb.Point(model, weights_MD).functions()(inputs))
 
 
 def test_recurrent_and_tied_weights_are_refused_by_weights():
@@ -247,8 +248,8 @@ def test_recurrent_and_tied_weights_are_refused_by_weights():
     kept = align(model, weights_MD, data=data, keep="body.*")
     assert torch.equal(kept.weights_MD, weights_MD)
     planted_D, _ = (groups := permutation_groups(model, data)).permute(weights_MD[0], groups.random(seed=4))
-    found = align(model, torch.stack([weights_MD[0], planted_D]), data=data, method="activations")
-    assert torch.equal(found.weights_MD[1], weights_MD[0])
+    actual = align(model, torch.stack([weights_MD[0], planted_D]), data=data, method="activations")
+    assert torch.equal(actual.weights_MD[1], weights_MD[0])
     layer = nn.Linear(4, 4)
     tied = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(4, 2))
     model = tb.Model(filled(tied), tb.likelihoods.Gaussian(1.0))
@@ -315,8 +316,8 @@ def test_a_row_of_weight_w_is_w_rows() -> None:
     plain = tb.Model(net, tb.likelihoods.Categorical())
     weights_MD = members(plain, 3)
     repeated = tuple(each.repeat_interleave(counts, dim=0) for each in (inputs, targets))
-    found = align(weighted, weights_MD, method="activations", data=(inputs, (targets, counts.double())))
+    actual = align(weighted, weights_MD, method="activations", data=(inputs, (targets, counts.double())))
     expected = align(plain, weights_MD, method="activations", data=repeated)
-    assert torch.equal(found.weights_MD, expected.weights_MD)
+    assert torch.equal(actual.weights_MD, expected.weights_MD)
     unweighted = align(plain, weights_MD, method="activations", data=(inputs, targets))
-    assert not torch.equal(found.weights_MD, unweighted.weights_MD)
+    assert not torch.equal(actual.weights_MD, unweighted.weights_MD)

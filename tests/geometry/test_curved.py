@@ -16,14 +16,14 @@ GGN = [name for name in NAMES if name not in {"learned noise", "one weight"}]
 def test_directions_are_eigenvectors_of_the_dense_hessian(name):
     model, data = problem(name)
     dense = hessian(model, data)
-    found = curved_directions(
+    actual = curved_directions(
         model, data, model.given_weights(), rank=min(3, len(dense)), matrix="hessian", steps=dense.shape[0]
     )
     values = torch.linalg.eigvalsh(dense)
-    wanted = values[values.abs().argsort(descending=True)[: len(found.values_R)]]
-    assert torch.allclose(found.values_R, wanted, rtol=1e-8, atol=1e-9)
-    assert torch.allclose(found.vectors_RD @ dense, found.values_R[:, None] * found.vectors_RD, atol=1e-7)
-    gram = found.vectors_RD @ found.vectors_RD.T
+    wanted = values[values.abs().argsort(descending=True)[: len(actual.values_R)]]
+    assert torch.allclose(actual.values_R, wanted, rtol=1e-8, atol=1e-9)
+    assert torch.allclose(actual.vectors_RD @ dense, actual.values_R[:, None] * actual.vectors_RD, atol=1e-7)
+    gram = actual.vectors_RD @ actual.vectors_RD.T
     assert torch.allclose(gram, torch.eye(len(gram), dtype=torch.float64), atol=1e-10)
 
 
@@ -31,17 +31,17 @@ def test_directions_are_eigenvectors_of_the_dense_hessian(name):
 def test_directions_span_the_same_subspace_as_dense_ones(name):
     model, data = problem(name)
     dense = gauss_newton(model, data)
-    found = curved_directions(model, data, model.given_weights(), rank=2, steps=dense.shape[0])
+    actual = curved_directions(model, data, model.given_weights(), rank=2, steps=dense.shape[0])
     _, vectors = torch.linalg.eigh(dense)
-    inside = vectors[:, -2:].T @ found.vectors_RD.T
+    inside = vectors[:, -2:].T @ actual.vectors_RD.T
     assert torch.allclose(inside @ inside.T, torch.eye(2, dtype=torch.float64), atol=1e-7)
 
 
 def test_a_subspace_lies_along_them():
     model, data = problem("mlp" if "mlp" in NAMES else NAMES[0])
     weights = model.given_weights()
-    found = curved_directions(model, data, weights, rank=2)
-    space = tb.Subspace(model, weights, found.vectors_RD, prior_scale=1.0)
+    actual = curved_directions(model, data, weights, rank=2)
+    space = tb.Subspace(model, weights, actual.vectors_RD, prior_scale=1.0)
     posterior = tb.fit(model, data, tb.EllipticalSlice(2, 30, 10), space=space, callbacks=())
     moved = posterior.sample(4) - space.origin_D
     inside = moved @ space.basis_RD.T @ space.basis_RD

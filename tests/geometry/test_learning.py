@@ -35,47 +35,47 @@ def boxed(loss):
     return inside
 
 
-def near(found, exact, share=0.05):
-    assert abs(found.value - exact) < share * exact
-    assert abs(found.value - exact) < 4.5 * found.error
-    assert not found.problems
+def near(actual, exact, share=0.05):
+    assert abs(actual.value - exact) < share * exact
+    assert abs(actual.value - exact) < 4.5 * actual.error
+    assert not actual.problems
 
 
 @pytest.mark.parametrize(("size", "num_data"), with_studies([(4, 100)], [1, 4], [100, 10**6]))
 def test_a_quadratic_has_half_its_dimension_whatever_n(size, num_data):
     curvatures = torch.logspace(-1, 1, size, dtype=torch.float64)
-    found = learning_coefficient(
+    actual = learning_coefficient(
         lambda w: 0.5 * (curvatures * w**2).sum(-1),
         num_data,
         torch.zeros(size).double(),
         localisation=0.0,
         method=QUICK,
     )
-    near(found, size / 2)
+    near(actual, size / 2)
 
 
 @pytest.mark.parametrize("localisation", [pytest.param(1.0, marks=pytest.mark.study), 30.0])
 def test_a_localised_quadratic_has_half_its_effective_dimension(localisation):
     curvatures, num_data = torch.tensor([0.01, 0.1, 1.0, 10.0], dtype=torch.float64), 1000
     stiff = num_data / math.log(num_data) * curvatures
-    found = learning_coefficient(
+    actual = learning_coefficient(
         lambda w: 0.5 * (curvatures * w**2).sum(-1),
         num_data,
         torch.zeros(4).double(),
         localisation=localisation,
         method=QUICK,
     )
-    near(found, 0.5 * float((stiff / (stiff + localisation)).sum()))
+    near(actual, 0.5 * float((stiff / (stiff + localisation)).sum()))
     # of 320 chains that are alike the standard deviation is known to 4 %, and the error itself to a little less
-    assert found.error == pytest.approx(float(found.chains_C.std()) / 320**0.5, rel=0.3)
+    assert actual.error == pytest.approx(float(actual.chains_C.std()) / 320**0.5, rel=0.3)
 
 
 # one weight of power 1 is the quadratic, above, and unlike powers, below, have powers 1 and 2
 @pytest.mark.parametrize("power", [*(pytest.param(power, marks=pytest.mark.study) for power in (1, 2)), 3])
 def test_a_power_2k_has_a_2k_th(power):
     start = torch.zeros(1, dtype=torch.float64)
-    found = learning_coefficient(lambda w: w[:, 0] ** (2 * power), 1000, start, localisation=0.0, method=QUICK)
-    near(found, 1 / (2 * power))
+    actual = learning_coefficient(lambda w: w[:, 0] ** (2 * power), 1000, start, localisation=0.0, method=QUICK)
+    near(actual, 1 / (2 * power))
 
 
 @pytest.mark.slow
@@ -83,10 +83,10 @@ def test_a_power_2k_has_a_2k_th(power):
 @pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.3559), (10**4, 0.3883), (10**6, 0.4240)])
 def test_two_redundant_parameters_have_the_value_of_finite_n(num_data, exact):
     start = torch.zeros(2, dtype=torch.float64)
-    found = learning_coefficient(
+    actual = learning_coefficient(
         boxed(lambda w: (w[:, 0] * w[:, 1]) ** 2), num_data, start, localisation=0.0, method=WALK
     )
-    assert abs(found.value - exact) < 0.05 * exact
+    assert abs(actual.value - exact) < 0.05 * exact
 
 
 @pytest.mark.slow
@@ -94,10 +94,10 @@ def test_two_redundant_parameters_have_the_value_of_finite_n(num_data, exact):
 @pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.2090), (10**4, 0.2267), (10**6, 0.2423)])
 def test_unlike_powers_have_the_value_of_finite_n(num_data, exact):
     start = torch.zeros(2, dtype=torch.float64)
-    found = learning_coefficient(
+    actual = learning_coefficient(
         boxed(lambda w: w[:, 0] ** 2 * w[:, 1] ** 4), num_data, start, localisation=0.0, method=WALK
     )
-    assert abs(found.value - exact) < 0.05 * exact
+    assert abs(actual.value - exact) < 0.05 * exact
 
 
 @pytest.mark.slow
@@ -112,11 +112,11 @@ def test_a_narrow_valley_has_the_value_of_finite_n():
     exact = float((stiff * y**4 / precision * density).sum() / density.sum())
     method = replace(learning._exact(), chains=640, steps=70, burn_in=50)
     start = torch.zeros(2, dtype=torch.float64)
-    found = learning_coefficient(lambda w: w[:, 0] ** 2 * w[:, 1] ** 4, 2000, start, method=method)
+    actual = learning_coefficient(lambda w: w[:, 0] ** 2 * w[:, 1] ** 4, 2000, start, method=method)
     assert exact == pytest.approx(0.2150, abs=5e-5)
-    assert abs(found.value - exact) < 4 * found.error
-    assert found.error < 0.04 * exact
-    assert not found.problems
+    assert abs(actual.value - exact) < 4 * actual.error
+    assert actual.error < 0.04 * exact
+    assert not actual.problems
 
 
 # `near` pins that chains that are right have no problem
@@ -129,9 +129,9 @@ def test_steps_that_are_too_long_are_told_by_halving_them(step):
     start = torch.zeros(1, dtype=torch.float64)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = learning_coefficient(lambda w: 0.5 * (w**2).sum(-1), 1000, start, **settings)
+        actual = learning_coefficient(lambda w: 0.5 * (w**2).sum(-1), 1000, start, **settings)
     before, after = (0.5 / (1 - share * step / 4) for share in (1.0, 0.5))
-    assert found.value == pytest.approx((2 * before + after) / 3, rel=0.05)  # half as many steps after
+    assert actual.value == pytest.approx((2 * before + after) / 3, rel=0.05)  # half as many steps after
     assert ["steps of half the size give" in str(each.message) for each in said] == [True] * (step > 1)
 
 
@@ -203,8 +203,8 @@ def test_reduced_rank_regression_has_the_value_of_finite_n(columns, inner):
     start = torch.zeros(inner * (columns + 1), dtype=torch.float64)
     # The arms of the cross a b = 0 are narrow at their ends; larger steps, chosen by acceptance enter them too rarely.
     method = HMC(chains=768, steps=62, burn_in=26, thin=1, jitter=0.3, mass="unit", step_size=0.05, trajectory=1.5)
-    found = learning_coefficient(reduced_rank(inner, columns), 1000, start, method=method)
-    near(found, reduced_rank_exactly(1000 / math.log(1000), columns, inner))
+    actual = learning_coefficient(reduced_rank(inner, columns), 1000, start, method=method)
+    near(actual, reduced_rank_exactly(1000 / math.log(1000), columns, inner))
 
 
 @pytest.mark.slow
@@ -212,11 +212,11 @@ def test_a_product_of_two_weights_is_singular():
     inputs = normal(100, 1)
     model = tb.Model(made(product), tb.likelihoods.Gaussian(1.0))
     method = HMC(chains=40, steps=120, burn_in=40, thin=1, jitter=0.3, step_size=0.25, trajectory=1.0)
-    found = learning_coefficient(model, (inputs, 0 * inputs), torch.zeros(2, dtype=torch.float64), method=method)
+    actual = learning_coefficient(model, (inputs, 0 * inputs), torch.zeros(2, dtype=torch.float64), method=method)
     exact = reduced_rank_exactly(float(inputs.square().sum()) / math.log(100), 1, 1)
-    assert abs(found.value - exact) < 4.5 * found.error
-    assert found.error < 0.1 * exact
-    assert found.value < 0.5  # a regular model of two weights has 1
+    assert abs(actual.value - exact) < 4.5 * actual.error
+    assert actual.error < 0.1 * exact
+    assert actual.value < 0.5  # a regular model of two weights has 1
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,13 @@ def test_a_linear_model_has_half_its_effective_dimension(method):
     inputs, targets = normal(200, 3), normal(200, 1, seed=2)
     model = tb.Model(made(lambda: nn.Linear(3, 1, bias=False)), tb.likelihoods.Gaussian(0.5))
     best = torch.linalg.lstsq(inputs, targets).solution[:, 0]
-    found = learning_coefficient(model, (inputs, targets), best, localisation=20.0, method=method)
+    actual = learning_coefficient(model, (inputs, targets), best, localisation=20.0, method=method)
     stiff = torch.linalg.eigvalsh(inputs.T @ inputs) / 0.25 / math.log(200)
-    near(found, 0.5 * float((stiff / (stiff + 20.0)).sum()))
-    assert found.loss == pytest.approx(0.5 * float((targets[:, 0] - inputs @ best).square().mean()) / 0.25 - math.log(
+    near(actual, 0.5 * float((stiff / (stiff + 20.0)).sum()))
+    assert actual.loss == pytest.approx(0.5 * float((targets[:, 0] - inputs @ best).square().mean()) / 0.25 - math.log(
         2 * math.pi * 0.25) * -0.5)  # fmt: skip
-    assert found.num_data == 200
-    assert found.inverse_temperature == pytest.approx(1 / math.log(200))
+    assert actual.num_data == 200
+    assert actual.inverse_temperature == pytest.approx(1 / math.log(200))
 
 
 def test_the_usual_sampler_is_exact_where_data_are_few():
@@ -246,19 +246,19 @@ def test_the_usual_sampler_is_exact_where_data_are_few():
     model = tb.Model(made(lambda: nn.Linear(2, 1, bias=False)), tb.likelihoods.Gaussian(1.0))
     for rows, kind in ((500_000, HMC), (500_001, SGLD)):
         place = learning.place_of(model, (torch.ones(rows, 2), torch.zeros(rows, 1)), torch.zeros(2), batch_size=128)
-        found = learning._of_model(place, None, localisation=1.0, method=None, seed=0, chunk_size=rows).method
-        assert isinstance(found, kind)
-        assert (found.members, found.thin, found.burn_in * 2) == (4, 1, found.steps)
-        assert found.steps == (2000 if kind is HMC else 4000)
-        assert found == learning._exact() or kind is SGLD
+        actual = learning._of_model(place, None, localisation=1.0, method=None, seed=0, chunk_size=rows).method
+        assert isinstance(actual, kind)
+        assert (actual.members, actual.thin, actual.burn_in * 2) == (4, 1, actual.steps)
+        assert actual.steps == (2000 if kind is HMC else 4000)
+        assert actual == learning._exact() or kind is SGLD
 
 
 def test_a_sampler_with_a_unit_mass_gets_an_adapted_one():
     """The localised density knows of no prior, from which the length of trajectories could be taken."""
-    found = learning_coefficient(lambda w_MD: w_MD.square().mean(1), 1000, torch.zeros(3), method=HMC(64, 120, 70))
-    assert isinstance(found.method, HMC)
-    assert found.method.mass == "diagonal"
-    near(found, 1.5, 0.15)
+    actual = learning_coefficient(lambda w_MD: w_MD.square().mean(1), 1000, torch.zeros(3), method=HMC(64, 120, 70))
+    assert isinstance(actual.method, HMC)
+    assert actual.method.mass == "diagonal"
+    near(actual, 1.5, 0.15)
 
 
 @pytest.mark.slow
@@ -273,11 +273,11 @@ def test_minibatches_give_the_value_of_all_the_data(kind):
     stiff = torch.linalg.eigvalsh(inputs.T @ inputs) / 0.25 / math.log(600)
     step: dict[str, Any] = {} if kind is SGLD else {"step_size": 0.003 / float(stiff.max())}
     method = kind(chains=320, steps=550, burn_in=200, thin=1, batch_size=60, **step)
-    found = learning_coefficient(model, (inputs, targets), best, localisation=1.0, method=method)
+    actual = learning_coefficient(model, (inputs, targets), best, localisation=1.0, method=method)
     exact = 0.5 * float((stiff / (stiff + 1.0)).sum())
-    assert abs(found.value - exact) < 0.05 * exact
-    assert math.isnan(found.acceptance)
-    size = getattr(found.method, "step_size", None)
+    assert abs(actual.value - exact) < 0.05 * exact
+    assert math.isnan(actual.acceptance)
+    size = getattr(actual.method, "step_size", None)
     assert size is not None
     assert size > 0
 
@@ -297,10 +297,10 @@ def test_minibatches_without_noise_are_all_the_data():
     assert torch.allclose(gradient, slope)
     moved = weights + 1e-3 * normal(2, place.weights_D.numel())
     parts, _ = learning.rise_on_batches(place, 5, chains=2, seed=0)
-    found = [parts(moved) for _ in range(4 * 25)]  # whole epochs of four batches
-    mean = torch.stack([rise for rise, _ in found]).mean(0)
+    actual = [parts(moved) for _ in range(4 * 25)]  # whole epochs of four batches
+    mean = torch.stack([rise for rise, _ in actual]).mean(0)
     assert torch.allclose(mean, whole(moved)[0], rtol=1e-9, atol=1e-12)
-    assert torch.allclose(torch.stack([g for _, g in found]).mean(0), whole(moved)[1], atol=1e-9)
+    assert torch.allclose(torch.stack([g for _, g in actual]).mean(0), whole(moved)[1], atol=1e-9)
 
 
 def test_chains_see_rows_in_orders_of_their_own():
@@ -323,10 +323,10 @@ def test_the_stiffness_of_some_rows_stands_for_all_of_them():
 def test_a_place_that_is_no_minimum_is_told():
     start = torch.ones(2, dtype=torch.float64)
     with pytest.warns(ProblemWarning, match=r"negative.*not a minimum"):
-        found = learning_coefficient(
+        actual = learning_coefficient(
             lambda w: 0.5 * (w**2).sum(-1), 1000, start, localisation=1.0, method=replace(QUICK, chains=32)
         )
-    assert found.value < 0
+    assert actual.value < 0
 
 
 def test_chains_that_have_not_converged_are_told():
@@ -341,10 +341,10 @@ def test_the_error_is_calibrated():
     scores = []
     method = HMC(chains=4, steps=110, burn_in=50, thin=1, jitter=0.2, mass="diagonal", max_leapfrogs=6)
     for seed in range(16):
-        found = learning_coefficient(
+        actual = learning_coefficient(
             lambda w: 0.5 * (w**2).sum(-1), 1000, torch.zeros(3).double(), localisation=0.0, method=method, seed=seed
         )
-        scores.append((found.value - 1.5) / found.error)
+        scores.append((actual.value - 1.5) / actual.error)
     assert 0.7 < float(torch.tensor(scores).square().mean().sqrt()) < 1.4
 
 
@@ -357,12 +357,12 @@ def test_the_error_is_calibrated():
 @pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
 def test_every_kind_of_model_has_a_coefficient(name, method):
     model, data = problem(name)
-    found = learning_coefficient(model, data, model.given_weights(), method=method)
+    actual = learning_coefficient(model, data, model.given_weights(), method=method)
     again = learning_coefficient(model, data, model.given_weights(), method=method)
-    assert math.isfinite(found.value)
-    assert found.value == again.value
-    assert found.chains_C.shape == (2,)
-    assert float(found.chains_C.mean()) == pytest.approx(found.value)
+    assert math.isfinite(actual.value)
+    assert actual.value == again.value
+    assert actual.chains_C.shape == (2,)
+    assert float(actual.chains_C.mean()) == pytest.approx(actual.value)
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")

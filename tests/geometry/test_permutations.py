@@ -94,8 +94,8 @@ def test_flattened_channels_move_in_blocks():
 def test_learned_parameters_of_the_likelihood_stay(likelihood: object, count: int):
     net = filled(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)))
     model = tb.Model(net, likelihood)  # type: ignore[arg-type]
-    found, gap, _ = change(model)
-    assert found == count
+    actual, gap, _ = change(model)
+    assert actual == count
     assert gap < 1e-12
 
 

@@ -36,8 +36,8 @@ def symmetric(size, seed=0):
 def test_products_are_those_of_the_dense_hessian(name, together, monkeypatch):
     monkeypatch.setattr(operators, "_TOGETHER", 2**24 if together else 0)
     product, size = products(name, "hessian")
-    found = product(torch.eye(size, dtype=torch.float64))
-    assert torch.allclose(found, hessian_of(name), atol=1e-11)
+    actual = product(torch.eye(size, dtype=torch.float64))
+    assert torch.allclose(actual, hessian_of(name), atol=1e-11)
     assert product.together == (not together or name != "conv")  # pooling cannot be vectorised twice
 
 
@@ -46,14 +46,14 @@ def test_products_are_those_of_the_dense_hessian(name, together, monkeypatch):
 def test_products_are_those_of_the_dense_gauss_newton_matrix(name, together, monkeypatch):
     monkeypatch.setattr(operators, "_TOGETHER", 2**24 if together else 0)
     product, size = products(name, "ggn")
-    found = product(torch.eye(size, dtype=torch.float64))
-    assert torch.allclose(found, gauss_newton_of(name), atol=1e-11)
+    actual = product(torch.eye(size, dtype=torch.float64))
+    assert torch.allclose(actual, gauss_newton_of(name), atol=1e-11)
 
 
 def test_learned_noise_has_twice_the_rows_as_information():
     product, size = products("learned noise", "ggn")
-    found = product(torch.eye(size, dtype=torch.float64))
-    assert torch.allclose(found[-1], 24 * torch.eye(size, dtype=torch.float64)[-1])
+    actual = product(torch.eye(size, dtype=torch.float64))
+    assert torch.allclose(actual[-1], 24 * torch.eye(size, dtype=torch.float64)[-1])
 
 
 @pytest.mark.parametrize("matrix", ["hessian", "ggn"])
@@ -76,11 +76,11 @@ def test_graphs_that_are_not_kept_give_the_same(monkeypatch):
 @pytest.mark.parametrize("steps", [3, 6])
 def test_one_probe_is_exact_for_polynomials_of_degree_2m_minus_1(steps):
     matrix, start = symmetric(40), normal(2, 40, seed=1)
-    found = lanczos(lambda v: v @ matrix, start, steps)
+    actual = lanczos(lambda v: v @ matrix, start, steps)
     moment, unit = start / start.norm(dim=1, keepdim=True), start / start.norm(dim=1, keepdim=True)
     for degree in range(2 * steps + 1):
         exact = (unit * moment).sum(1)
-        rule = (found.weights_PK * found.values_PK**degree).sum(1)
+        rule = (actual.weights_PK * actual.values_PK**degree).sum(1)
         error = ((rule - exact) / matrix.norm() ** degree).abs().max()
         assert (error < 1e-14) == (degree < 2 * steps)
         moment = moment @ matrix
@@ -88,25 +88,25 @@ def test_one_probe_is_exact_for_polynomials_of_degree_2m_minus_1(steps):
 
 def test_lanczos_stops_at_an_invariant_space():
     matrix = torch.diag(torch.tensor([3.0, 3.0, 3.0, 1.0, 1.0, -2.0], dtype=torch.float64))
-    found = lanczos(lambda v: v @ matrix, torch.ones(1, 6, dtype=torch.float64), 6)
-    assert found.steps == (3,)
-    assert torch.allclose(found.values_PK, torch.tensor([[-2.0, 1.0, 3.0]], dtype=torch.float64))
-    assert torch.allclose(found.weights_PK, torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64) / 6)
+    actual = lanczos(lambda v: v @ matrix, torch.ones(1, 6, dtype=torch.float64), 6)
+    assert actual.steps == (3,)
+    assert torch.allclose(actual.values_PK, torch.tensor([[-2.0, 1.0, 3.0]], dtype=torch.float64))
+    assert torch.allclose(actual.weights_PK, torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64) / 6)
 
 
 def test_probes_that_end_early_leave_the_others_going():
     matrix = torch.diag(torch.arange(1.0, 9.0, dtype=torch.float64))
     start = torch.stack([torch.eye(8, dtype=torch.float64)[2], torch.ones(8, dtype=torch.float64)])
-    found = lanczos(lambda v: v @ matrix, start, 8)
-    assert found.steps == (1, 8)
-    assert torch.allclose(found.values_PK[1], matrix.diagonal())
-    assert torch.allclose((found.weights_PK * found.values_PK).sum(1), torch.tensor([3.0, 4.5], dtype=torch.float64))
+    actual = lanczos(lambda v: v @ matrix, start, 8)
+    assert actual.steps == (1, 8)
+    assert torch.allclose(actual.values_PK[1], matrix.diagonal())
+    assert torch.allclose((actual.weights_PK * actual.values_PK).sum(1), torch.tensor([3.0, 4.5], dtype=torch.float64))
 
 
 def test_the_basis_stays_orthogonal_where_an_eigenvalue_dominates():
     values = torch.cat([torch.tensor([1e6]), torch.linspace(0, 1, 1999)]).double()
-    found = lanczos(lambda v: v * values.float(), torch.ones(1, 2000), 60)
-    assert int((found.values_PK > 1e5).sum()) == 1  # without orthogonalisation ghosts copy it
+    actual = lanczos(lambda v: v * values.float(), torch.ones(1, 2000), 60)
+    assert int((actual.values_PK > 1e5).sum()) == 1  # without orthogonalisation ghosts copy it
 
 
 # `test_products_are_those_of_the_dense_hessian` has the products of the convolution
@@ -114,27 +114,27 @@ def test_the_basis_stays_orthogonal_where_an_eigenvalue_dominates():
 def test_all_steps_give_the_trace_the_determinant_and_the_eigenvalues(name):
     model, data = problem(name)
     values = torch.linalg.eigvalsh(hessian(model, data))
-    found = spectrum(model, data, model.given_weights(), steps=100, probes=30)
+    actual = spectrum(model, data, model.given_weights(), steps=100, probes=30)
     scale = float(values.abs().max())
-    assert found.size == len(values)
+    assert actual.size == len(values)
     for estimate, exact in (
-        (found.trace, values.sum()),
-        (found.log_det(2 * scale), (values + 2 * scale).log().sum()),
-        (found.trace_of(torch.ones_like), len(values)),
+        (actual.trace, values.sum()),
+        (actual.log_det(2 * scale), (values + 2 * scale).log().sum()),
+        (actual.trace_of(torch.ones_like), len(values)),
     ):
         assert abs(estimate.value - float(exact)) <= 4.5 * estimate.error + 1e-9 * max(1, scale)
-    top = found.top(1)
+    top = actual.top(1)
     assert math.isclose(float(top[0]), float(values.max()), rel_tol=1e-6, abs_tol=1e-9)
     if name != "one weight":
-        assert math.isclose(float(found.top(1, smallest=True)[0]), float(values.min()), abs_tol=1e-4 * scale)
+        assert math.isclose(float(actual.top(1, smallest=True)[0]), float(values.min()), abs_tol=1e-4 * scale)
 
 
 def test_the_effective_dimension_is_that_of_the_eigenvalues():
     model, data = problem("classifier")
     values = torch.linalg.eigvalsh(gauss_newton_of("classifier")).clamp_min(0)
-    found = spectrum(model, data, model.given_weights(), matrix="ggn", steps=100, probes=200)
+    actual = spectrum(model, data, model.given_weights(), matrix="ggn", steps=100, probes=200)
     for precision in (0.1, 1.0, 10.0):
-        estimate, exact = found.effective_dimension(precision), float((values / (values + precision)).sum())
+        estimate, exact = actual.effective_dimension(precision), float((values / (values + precision)).sum())
         assert abs(estimate.value - exact) < 4 * estimate.error
         assert estimate.error < 0.05 * exact
 
@@ -143,22 +143,22 @@ def test_negative_eigenvalues_are_clipped_and_said():
     model, data = problem("classifier")
     values = torch.linalg.eigvalsh(hessian(model, data))
     assert values.min() < -0.1
-    found = spectrum(model, data, model.given_weights(), steps=50, probes=100)
+    actual = spectrum(model, data, model.given_weights(), steps=50, probes=100)
     with pytest.warns(UserWarning, match="eigenvalues are negative"):
-        estimate = found.effective_dimension(1.0)
+        estimate = actual.effective_dimension(1.0)
     exact = float((values.clamp_min(0) / (values.clamp_min(0) + 1)).sum())
     assert abs(estimate.value - exact) < 4 * estimate.error
     with pytest.raises(ValueError, match="smallest eigenvalue"):
-        found.log_det(0.01)
+        actual.log_det(0.01)
 
 
 def test_the_density_has_mass_one_and_the_moments_of_the_rule():
     model, data = problem("regression")
-    found = spectrum(model, data, model.given_weights(), steps=30, probes=3)
+    actual = spectrum(model, data, model.given_weights(), steps=30, probes=3)
     grid, width = torch.linspace(-200, 400, 60001, dtype=torch.float64), 0.8
-    density, step = found.density(grid, width), float(grid[1] - grid[0])
+    density, step = actual.density(grid, width), float(grid[1] - grid[0])
     moments = [float((density * grid**k).sum()) * step for k in range(3)]
-    exact = [float((found.weights_PK * found.values_PK**k).sum(1).mean()) for k in range(3)]
+    exact = [float((actual.weights_PK * actual.values_PK**k).sum(1).mean()) for k in range(3)]
     assert moments == pytest.approx([1, exact[1], exact[2] + width**2], rel=1e-6)
 
 
@@ -166,21 +166,21 @@ def test_the_trace_of_one_probe_has_the_variance_of_hutchinson():
     model, data = problem("classifier")
     dense = hessian(model, data)
     exact = 2 * (dense.square().sum() - dense.diagonal().square().sum())
-    found = spectrum(model, data, model.given_weights(), steps=2, probes=1000)
-    assert 1000 * found.trace.error**2 == pytest.approx(float(exact), rel=0.12)
+    actual = spectrum(model, data, model.given_weights(), steps=2, probes=1000)
+    assert 1000 * actual.trace.error**2 == pytest.approx(float(exact), rel=0.12)
 
 
 def test_hutch_is_exact_for_a_low_rank_and_has_a_small_error_else():
     model, data = problem("rank deficient")
     exact = float(hessian(model, data).trace())
-    found = trace(model, data, model.given_weights(), products=9)
-    assert found.value == pytest.approx(exact, rel=1e-10)
+    actual = trace(model, data, model.given_weights(), products=9)
+    assert actual.value == pytest.approx(exact, rel=1e-10)
     model, data = problem("classifier")
     exact = float(hessian(model, data).trace())
-    found = trace(model, data, model.given_weights(), products=45)
-    assert abs(found.value - exact) < 4 * found.error
+    actual = trace(model, data, model.given_weights(), products=45)
+    assert abs(actual.value - exact) < 4 * actual.error
     plain = spectrum(model, data, model.given_weights(), steps=1, probes=45).trace
-    assert found.error < plain.error
+    assert actual.error < plain.error
     assert trace(model, data, model.given_weights(), products=300).value == pytest.approx(exact, rel=1e-10)
 
 
@@ -189,16 +189,16 @@ def test_single_precision_is_as_good_as_its_numbers():
     net = made(mlp).float()
     single = tb.Model(net, tb.likelihoods.Categorical())
     exact = spectrum(model, data, model.given_weights(), steps=10, probes=4)
-    found = spectrum(single, (INPUTS.float(), LABELS), net, steps=10, probes=4)
-    assert found.trace.value == pytest.approx(exact.trace.value, rel=1e-5)
-    assert torch.allclose(found.top(2), exact.top(2), rtol=1e-5)
+    actual = spectrum(single, (INPUTS.float(), LABELS), net, steps=10, probes=4)
+    assert actual.trace.value == pytest.approx(exact.trace.value, rel=1e-5)
+    assert torch.allclose(actual.top(2), exact.top(2), rtol=1e-5)
 
 
 def test_a_module_a_posterior_and_weights_give_the_same():
     model, data = problem("classifier")
     weights = model.given_weights()
-    found = [spectrum(model, data, w, steps=5, probes=2) for w in (weights, made(mlp), tb.Point(model, weights[None]))]
-    assert all(torch.equal(f.values_PK, found[0].values_PK) for f in found)
+    actual = [spectrum(model, data, w, steps=5, probes=2) for w in (weights, made(mlp), tb.Point(model, weights[None]))]
+    assert all(torch.equal(f.values_PK, actual[0].values_PK) for f in actual)
 
 
 def test_a_probe_does_not_depend_on_their_number():
@@ -220,13 +220,13 @@ def test_batch_norm_has_the_statistics_of_the_posterior():
     model, data = problem("conv")
     buffers = {name: b[None] + 1 for name, b in model.network.buffers.items()}
     point = tb.Point(model, model.given_weights()[None], buffers_M=buffers, statistics_known=True)
-    found = spectrum(model, data, point, steps=100, probes=4)
+    actual = spectrum(model, data, point, steps=100, probes=4)
     rows = model.unpack(data)
     own = {name: b[0] for name, b in buffers.items()}
     dense = torch.func.jacrev(torch.func.grad(lambda w: -model.log_likelihood(w, rows, own).sum()))(
         model.given_weights()
     )
-    assert float(found.top(1)) == pytest.approx(float(torch.linalg.eigvalsh(dense).max()), rel=1e-8)
+    assert float(actual.top(1)) == pytest.approx(float(torch.linalg.eigvalsh(dense).max()), rel=1e-8)
 
 
 def test_bare_weights_have_the_batch_norm_statistics_of_the_data():
@@ -243,15 +243,15 @@ def test_bare_weights_have_the_batch_norm_statistics_of_the_data():
     stale = place_of(model, data, tb.Point(model, weights_D[None], statistics_known=True))
     assert not torch.allclose(stale.buffers["1.running_mean"], own["1.running_mean"])
     at = tb.geometry.barrier(model, data, weights_D, second=weights_D, points=2).nll[0]
-    found = -float(model.log_likelihood(weights_D, rows, place_of(model, data, weights_D).buffers).mean())
-    assert found == pytest.approx(at, rel=1e-9)
+    actual = -float(model.log_likelihood(weights_D, rows, place_of(model, data, weights_D).buffers).mean())
+    assert actual == pytest.approx(at, rel=1e-9)
 
 
 def test_eigenvalues_that_have_not_converged_are_missed_with_a_word():
     model, data = problem("classifier")
-    found = spectrum(model, data, model.given_weights(), steps=2, probes=1)
+    actual = spectrum(model, data, model.given_weights(), steps=2, probes=1)
     with pytest.warns(UserWarning, match="no eigenvalue has converged in 2 steps"):
-        assert not len(found.top())
+        assert not len(actual.top())
 
 
 @pytest.mark.parametrize("matrix", ["ggn", "ggn+prior"])
@@ -274,8 +274,8 @@ def test_attention_is_differentiated_twice():
     size = 1e-5
     slopes = [torch.func.grad(lambda w: -model.log_likelihood(w, place.rows).sum())(place.weights_D + s * size * v[0])
               for s in (1, -1)]  # fmt: skip
-    found = Products(place, "hessian", 6)(v)[0]
-    assert torch.allclose(found, (slopes[0] - slopes[1]) / (2 * size), atol=1e-5)
+    actual = Products(place, "hessian", 6)(v)[0]
+    assert torch.allclose(actual, (slopes[0] - slopes[1]) / (2 * size), atol=1e-5)
 
 
 def test_a_matrix_that_is_not_symmetric_is_refused():

@@ -45,15 +45,15 @@ def test_a_plane_meets_the_networks_it_is_laid_through():
 def test_a_surface_is_the_loss_at_every_point():
     model = linear()
     plane = geometry.Plane.through(model, normal(3, 4, seed=4))
-    found = geometry.surface(model, (INPUTS, TARGETS), plane, points=5, chunk_size=7)
-    for row, y in enumerate(found.y_Q.tolist()):
-        for column, x in enumerate(found.x_P.tolist()):
+    actual = geometry.surface(model, (INPUTS, TARGETS), plane, points=5, chunk_size=7)
+    for row, y in enumerate(actual.y_Q.tolist()):
+        for column, x in enumerate(actual.x_P.tolist()):
             weights_D = plane.at(x, y)
-            assert_close(found.nll_QP[row, column], exact(weights_D), rtol=1e-10)
+            assert_close(actual.nll_QP[row, column], exact(weights_D), rtol=1e-10)
             rmse = (INPUTS @ weights_D[:3, None] + weights_D[3] - TARGETS).square().mean().sqrt()
-            assert found.error_QP is not None
-            assert_close(found.error_QP[row, column], rmse, rtol=1e-10)
-    assert found.kind == "rmse"
+            assert actual.error_QP is not None
+            assert_close(actual.error_QP[row, column], rmse, rtol=1e-10)
+    assert actual.kind == "rmse"
 
 
 def test_any_measure_and_limits_of_ones_own():
@@ -61,14 +61,14 @@ def test_any_measure_and_limits_of_ones_own():
     plane = geometry.Plane.random(model, model.network.weights(), seed=3)
     limits = ((-0.5, 0.5), (-0.25, 0.75))
     ece = lambda network: tb.evaluate(network, rows).metrics["ece"]  # noqa: E731
-    found = geometry.surface(model, rows, plane, points=3, limits=limits, measure=ece)
-    assert found.own_QP is not None
+    actual = geometry.surface(model, rows, plane, points=3, limits=limits, measure=ece)
+    assert actual.own_QP is not None
     point = tb.Point(model, plane.at(0.0, 0.25)[None])
-    assert_close(found.own_QP[1, 1], torch.tensor(ece(point), dtype=torch.float64), rtol=1e-9)
+    assert_close(actual.own_QP[1, 1], torch.tensor(ece(point), dtype=torch.float64), rtol=1e-9)
     nll = torch.tensor(tb.evaluate(point, rows).metrics["nll"], dtype=torch.float64)
-    assert_close(found.nll_QP[1, 1], nll, rtol=1e-9)
-    assert found.x_P.tolist() == [-0.5, 0.0, 0.5]
-    assert found.y_Q.tolist() == [-0.25, 0.25, 0.75]
+    assert_close(actual.nll_QP[1, 1], nll, rtol=1e-9)
+    assert actual.x_P.tolist() == [-0.5, 0.0, 0.5]
+    assert actual.y_Q.tolist() == [-0.25, 0.25, 0.75]
 
 
 def scaled(factor: float) -> nn.Module:
@@ -105,25 +105,25 @@ def test_filters_are_those_of_output_channels_and_norms_have_none():
     layers = (nn.ConvTranspose1d(4, 6, 3, groups=2, bias=False), nn.LayerNorm([6, 5]), nn.Embedding(2, 2))
     model = tb.Model(nn.Sequential(*layers).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(1.0))
     plane = geometry.Plane.random(model, normal(model.layout.size, seed=3), seed=1)
-    own, found = model.layout.split(plane.origin_D), model.layout.split(plane.axes_2D)
+    own, actual = model.layout.split(plane.origin_D), model.layout.split(plane.axes_2D)
     by_output = own["0.weight"].view(2, 2, 3, 3)  # group, input, output, position
     assert_close(
-        found["0.weight"].view(2, *by_output.shape).norm(dim=(2, 4)), by_output.norm(dim=(1, 3)).expand(2, 2, 3)
+        actual["0.weight"].view(2, *by_output.shape).norm(dim=(2, 4)), by_output.norm(dim=(1, 3)).expand(2, 2, 3)
     )
-    assert_close(found["2.weight"].norm(dim=1), own["2.weight"].norm(dim=0).expand(2, 2))
-    assert not torch.cat([found["1.weight"], found["1.bias"]]).any()
+    assert_close(actual["2.weight"].norm(dim=1), own["2.weight"].norm(dim=0).expand(2, 2))
+    assert not torch.cat([actual["1.weight"], actual["1.bias"]]).any()
 
 
 def test_batch_norm_is_recalibrated_at_every_point():
     name = "conv_batch_norm"
     model, rows = model_of(name), rows_of(name)
     plane = geometry.Plane.through(model, 0.4 * normal(3, model.layout.size, seed=6))
-    found = geometry.surface(model, rows, plane, points=2)
+    actual = geometry.surface(model, rows, plane, points=2)
     for row, column in ((0, 1), (1, 0)):
-        weights_D = plane.at(float(found.x_P[column]), float(found.y_Q[row]))
+        weights_D = plane.at(float(actual.x_P[column]), float(actual.y_Q[row]))
         point = tb.Point(model, weights_D[None]).calibrated(lambda: [rows[0]])
         assert_close(
-            found.nll_QP[row, column],
+            actual.nll_QP[row, column],
             torch.tensor(tb.evaluate(point, rows).metrics["nll"], dtype=torch.float64),
             rtol=1e-6,
         )
@@ -201,15 +201,15 @@ def test_rays_are_the_log_posterior_of_a_linear_model():
     net, likelihood = nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.3)
     model = tb.Model(net, likelihood, tb.priors.Normal(1.0), temperature=0.5)
     weights_D = normal(4, seed=4)
-    found = geometry.rays(model, (INPUTS, TARGETS), weights_D, directions=3, radius=2.0, points=5, seed=1)
-    assert found.radii_P.tolist() == [0.0, 0.5, 1.0, 1.5, 2.0]
+    actual = geometry.rays(model, (INPUTS, TARGETS), weights_D, directions=3, radius=2.0, points=5, seed=1)
+    assert actual.radii_P.tolist() == [0.0, 0.5, 1.0, 1.5, 2.0]
     precision_DD = torch.eye(4).double() + _design().T @ _design() / 0.3**2
     joint = -N * exact(weights_D) + torch.distributions.Normal(0.0, 1.0).log_prob(weights_D).sum()
-    assert_close(found.log_density_KP[:, 0], (joint / 0.5).expand(3), rtol=1e-10)
-    assert_close(found.log_likelihood_KP[:, 0], (-N * exact(weights_D)).expand(3), rtol=1e-10)
+    assert_close(actual.log_density_KP[:, 0], (joint / 0.5).expand(3), rtol=1e-10)
+    assert_close(actual.log_likelihood_KP[:, 0], (-N * exact(weights_D)).expand(3), rtol=1e-10)
     unit_KD = normal_directions(3, 4, seed=1)
     second_K = torch.einsum("kd,de,ke->k", unit_KD, precision_DD, unit_KD)
-    bent_K = found.log_density_KP[:, 2] - 2 * found.log_density_KP[:, 1] + found.log_density_KP[:, 0]
+    bent_K = actual.log_density_KP[:, 2] - 2 * actual.log_density_KP[:, 1] + actual.log_density_KP[:, 0]
     assert_close(bent_K, -second_K * 0.25 / 0.5, rtol=1e-8)
 
 
@@ -227,10 +227,10 @@ def test_rays_along_filters_and_at_the_weights_of_batch_norm():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
     model = tb.Model(net, tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
     weights_D = 1.1 * model.network.weights()
-    found = geometry.rays(model, (INPUTS, TARGETS), weights_D, directions=2, points=3, shape="filters")
-    assert found.radii_P[-1] == 1.0
+    actual = geometry.rays(model, (INPUTS, TARGETS), weights_D, directions=2, points=3, shape="filters")
+    assert actual.radii_P[-1] == 1.0
     same = geometry.barrier(model, (INPUTS, TARGETS), weights_D, second=weights_D, points=2).nll[0]
-    assert_close(found.log_likelihood_KP[:, 0], torch.full((2,), -N * same).double(), rtol=1e-6)
+    assert_close(actual.log_likelihood_KP[:, 0], torch.full((2,), -N * same).double(), rtol=1e-6)
 
 
 def test_profiles_and_densities_are_drawn_as_they_are():

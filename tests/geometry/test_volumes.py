@@ -49,31 +49,31 @@ def test_radii_are_those_of_the_quadratic(threshold, monkeypatch):
         return kept["found"]
 
     monkeypatch.setattr(volumes, "_directions", spy)
-    found = basin(model, data, best, threshold=threshold, directions=20)
+    actual = basin(model, data, best, threshold=threshold, directions=20)
     unit = kept["found"].unit_KD
     exact = (2 * threshold / ((unit @ matrix) * unit).sum(1)).sqrt()
-    assert torch.allclose(found.radii_K, exact, rtol=1e-3)
+    assert torch.allclose(actual.radii_K, exact, rtol=1e-3)
     assert torch.allclose(unit.norm(dim=1), torch.ones(20, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_the_volume_is_that_of_the_ellipsoid(size):
     model, data, best, matrix = quadratic(size)
-    found = basin(model, data, best, directions=4000)
+    actual = basin(model, data, best, directions=4000)
     exact = log_ellipsoid(matrix, 0.1)
-    assert abs(found.log_volume - exact) < 4 * found.error + 1e-3 * size
-    assert found.size == size
-    assert not found.problems
+    assert abs(actual.log_volume - exact) < 4 * actual.error + 1e-3 * size
+    assert actual.size == size
+    assert not actual.problems
 
 
 @pytest.mark.parametrize("size", [3, 30])
 def test_directions_by_the_hessian_have_no_variance_on_a_quadratic(size):
     model, data, best, matrix = quadratic(size, rows=200, spread=1.0)
-    found = basin(model, data, best, shape=root(matrix), directions=12)
-    assert found.log_volume == pytest.approx(log_ellipsoid(matrix, 0.1), abs=1e-3 * size)
-    assert found.ess == pytest.approx(12, rel=1e-2)
-    assert found.error < 1e-3 * size
-    assert not found.problems
+    actual = basin(model, data, best, shape=root(matrix), directions=12)
+    assert actual.log_volume == pytest.approx(log_ellipsoid(matrix, 0.1), abs=1e-3 * size)
+    assert actual.ess == pytest.approx(12, rel=1e-2)
+    assert actual.error < 1e-3 * size
+    assert not actual.problems
 
 
 def test_a_diagonal_is_the_dense_matrix_with_it():
@@ -87,34 +87,34 @@ def test_a_diagonal_is_the_dense_matrix_with_it():
 def test_any_invertible_matrix_gives_the_same_volume():
     model, data, best, matrix = quadratic(3)
     other = torch.eye(3, dtype=torch.float64) + 0.2 * normal(3, 3, seed=9)
-    found = basin(model, data, best, shape=other, directions=20_000)
-    assert abs(found.log_volume - log_ellipsoid(matrix, 0.1)) < 4 * found.error + 3e-3
+    actual = basin(model, data, best, shape=other, directions=20_000)
+    assert abs(actual.log_volume - log_ellipsoid(matrix, 0.1)) < 4 * actual.error + 3e-3
 
 
 def test_the_error_is_calibrated():
     model, data, best, matrix = quadratic(3, spread=0.7)
-    found = [basin(model, data, best, directions=200, seed=s) for s in range(60)]
+    actual = [basin(model, data, best, directions=200, seed=s) for s in range(60)]
     exact = log_ellipsoid(matrix, 0.1)
-    scores = torch.tensor([(f.log_volume - exact) / f.error for f in found])
+    scores = torch.tensor([(f.log_volume - exact) / f.error for f in actual])
     assert 0.75 < float(scores.square().mean().sqrt()) < 1.25
 
 
 def test_few_effective_directions_are_told():
     model, data, best, matrix = quadratic(30, spread=1.5)
     with pytest.warns(ProblemWarning, match="effective directions"):
-        found = basin(model, data, best, directions=64)
-    assert found.ess < 10
-    assert found.log_volume < log_ellipsoid(matrix, 0.1) - 2
+        actual = basin(model, data, best, directions=64)
+    assert actual.ess < 10
+    assert actual.log_volume < log_ellipsoid(matrix, 0.1) - 2
 
 
 def test_endless_directions_are_capped_and_told():
     model, data = problem("rank deficient")
     net = made(lambda: nn.Linear(8, 1))
     with pytest.warns(ProblemWarning, match="does not rise"):
-        found = basin(model, data, net, threshold=1e9, limit=3.0)
-    assert found.capped == 64
-    assert torch.equal(found.radii_K, torch.full((64,), 3.0, dtype=torch.float64))
-    assert found.limit == 3.0
+        actual = basin(model, data, net, threshold=1e9, limit=3.0)
+    assert actual.capped == 64
+    assert torch.equal(actual.radii_K, torch.full((64,), 3.0, dtype=torch.float64))
+    assert actual.limit == 3.0
 
 
 def test_losses_that_are_not_finite_end_the_basin():
@@ -128,10 +128,10 @@ def test_losses_that_are_not_finite_end_the_basin():
             return torch.where(bad, torch.nan, 1.0) * self.inner(x)
 
     model = tb.Model(made(Wall), tb.likelihoods.Gaussian(1.0))
-    found = basin(model, (INPUTS * 0, INPUTS[:, :1] * 0), torch.zeros(2, dtype=torch.float64), limit=50.0)
-    assert torch.allclose(found.radii_K, torch.full((64,), 2.0, dtype=torch.float64), rtol=1e-3)
-    assert found.log_volume == pytest.approx(math.log(4 * math.pi), abs=2e-3)
-    assert found.capped == 0
+    actual = basin(model, (INPUTS * 0, INPUTS[:, :1] * 0), torch.zeros(2, dtype=torch.float64), limit=50.0)
+    assert torch.allclose(actual.radii_K, torch.full((64,), 2.0, dtype=torch.float64), rtol=1e-3)
+    assert actual.log_volume == pytest.approx(math.log(4 * math.pi), abs=2e-3)
+    assert actual.capped == 0
 
 
 def test_filters_do_not_see_the_scale_of_layers():
@@ -159,9 +159,9 @@ def test_stacks_of_directions_give_the_same(monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kind_of_model_has_radii_at_which_the_loss_has_risen(name):
     model, data = problem(name)
-    found = basin(model, data, model.given_weights(), directions=4, limit=100.0)
-    assert found.radii_K.shape == (4,)
-    assert bool((found.radii_K > 0).all())
+    actual = basin(model, data, model.given_weights(), directions=4, limit=100.0)
+    assert actual.radii_K.shape == (4,)
+    assert bool((actual.radii_K > 0).all())
     curved = float(torch.linalg.eigvalsh(hessian(model, data)).max())
     assert curved > 0
 
@@ -170,9 +170,9 @@ def test_batch_norm_has_the_statistics_of_the_posterior():
     model, data = problem("conv")
     buffers = {name: b[None] + 1 for name, b in model.network.buffers.items()}
     point = tb.Point(model, model.given_weights()[None], buffers_M=buffers)
-    found = basin(model, data, point, directions=2)
+    actual = basin(model, data, point, directions=2)
     rows, own = model.unpack(data), {name: b[0] for name, b in buffers.items()}
-    assert found.loss == pytest.approx(-float(model.log_likelihood(model.given_weights(), rows, own).mean()))
+    assert actual.loss == pytest.approx(-float(model.log_likelihood(model.given_weights(), rows, own).mean()))
 
 
 def test_one_network_is_asked_for():

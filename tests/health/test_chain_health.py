@@ -92,9 +92,9 @@ WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
 
 @pytest.mark.parametrize(("other", "words"), WRONG.values(), ids=WRONG.keys())
 def test_what_is_wrong_is_said_once(other: dict[str, Tensor], words: str):
-    found = problems(draws(), columns(**other), fault="E: x")
-    assert len(found) == 1
-    assert found[0].startswith(words)
+    actual = problems(draws(), columns(**other), fault="E: x")
+    assert len(actual) == 1
+    assert actual[0].startswith(words)
 
 
 def test_short_chains_are_not_blamed_for_being_short():
@@ -110,8 +110,8 @@ def test_one_weight_among_many_that_means_the_same_in_all_chains_is_enough(size:
     assert problems(weights_MSD, columns(), identified=True) == ()
     weights_MSD[1:3, :, list(where)] += 20
     assert problems(weights_MSD, columns()) == ()
-    (found,) = problems(weights_MSD, columns(), identified=True)
-    assert re.match(rf"chains disagree on weight ({'|'.join(map(str, where))}) \(R-hat", found)
+    (actual,) = problems(weights_MSD, columns(), identified=True)
+    assert re.match(rf"chains disagree on weight ({'|'.join(map(str, where))}) \(R-hat", actual)
 
 
 def test_who_disagrees_is_named_where_one_chain_is_looked_at():
@@ -143,8 +143,8 @@ def test_weights_that_stand_still_or_are_not_finite():
     assert problems(broken, {}) == ("chain 2 left weights that are not finite",)
     assert problems(torch.zeros(5, 30, 2), {}) == ("5 of 5 chains never moved",)
     # a chain that accepted nothing is not also reported as never having moved, nor compared with the others
-    found = problems(still, columns(**marked(1, 0.0, "acceptance"), **apart("log_density")))
-    assert found == ("chain 1 accepted fewer than 1 % of the proposals", "chain 3 never moved")
+    actual = problems(still, columns(**marked(1, 0.0, "acceptance"), **apart("log_density")))
+    assert actual == ("chain 1 accepted fewer than 1 % of the proposals", "chain 3 never moved")
 
 
 def test_draws_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch):
@@ -189,10 +189,10 @@ def test_a_line_of_the_log_that_is_lost_changes_nothing(tmp_path: Path):
     assert not any("energy" in json.loads(line) for line in lines)
     log.write_text("".join(lines[:100] + lines[101:]))
     with pytest.warns(FileWarning, match="left no line"):
-        found: Any = tb.fit(model, data, walk, directory=tmp_path, resume=True, callbacks=())
-    assert found.problems == ()
+        actual: Any = tb.fit(model, data, walk, directory=tmp_path, resume=True, callbacks=())
+    assert actual.problems == ()
     with pytest.warns(FileWarning, match="left no line"):
-        record: Any = tb.diagnose(found, data[0], log=tmp_path).record
+        record: Any = tb.diagnose(actual, data[0], log=tmp_path).record
     assert record.ebfmi_M is None
 
 
@@ -333,11 +333,11 @@ def test_a_run_that_is_resumed_is_judged_as_a_whole(tmp_path: Path):
         stopped = tb.fit(model, data, STUCK, directory=cut, callbacks=[lambda event: event.step == 35])
     assert stopped.problems == SAID
     with pytest.warns(tb.ProblemWarning):
-        found = tb.fit(model, data, STUCK, directory=cut, resume=True, callbacks=())
+        actual = tb.fit(model, data, STUCK, directory=cut, resume=True, callbacks=())
     again = pytest.warns(tb.ProblemWarning)
     with again:  # nothing is left to do, and it is judged by its log alone
         done = tb.fit(model, data, STUCK, directory=cut, resume=True, callbacks=())
-    assert expected.problems == found.problems == done.problems == SAID
+    assert expected.problems == actual.problems == done.problems == SAID
     records = [json.loads(line) for line in (cut / "log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(1, 41))
 
@@ -363,15 +363,15 @@ def test_a_chain_on_minibatches_that_is_stuck_is_left_out(tmp_path: Path):
     start_MD[1, 16:24] = -20.0  # the biases of the units
     sampler = tb.SGLD(3, 60, 20, step_size=1e-6, batch_size=20, thin=5)
     with pytest.warns(tb.ProblemWarning, match="^chain 1 was dropped: the log density is far below"):
-        found: Any = tb.fit(model, data, sampler, start=start_MD, directory=tmp_path, callbacks=())
+        actual: Any = tb.fit(model, data, sampler, start=start_MD, directory=tmp_path, callbacks=())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again: Any = tb.fit(model, data, sampler, start=start_MD[[0, 2, 2]], callbacks=())
-    assert torch.equal(found.weights_MSD[0], again.weights_MSD[0])
-    assert len(found.weights_MSD) == 2
-    assert torch.equal(tb.load(tmp_path / "posterior.safetensors", model).sample(16), found.sample(16))
+    assert torch.equal(actual.weights_MSD[0], again.weights_MSD[0])
+    assert len(actual.weights_MSD) == 2
+    assert torch.equal(tb.load(tmp_path / "posterior.safetensors", model).sample(16), actual.sample(16))
     with pytest.warns(FileWarning, match="the log is of 3 chains, of which the posterior has 2"):
-        assert tb.diagnose(found, inputs, log=tmp_path).record is None
+        assert tb.diagnose(actual, inputs, log=tmp_path).record is None
 
 
 @pytest.mark.parametrize(
@@ -397,8 +397,8 @@ def fit_stuck(grid: tuple[int, int], folder: Path) -> None:
     with tb.Ranks.grid(*grid) as ranks, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         places = (folder / "run", None)  # nobody reads the log of the second before it ends
-        found = [tb.fit(model, data, STUCK, directory=where, ranks=ranks, callbacks=()).problems for where in places]
-        (folder / f"{ranks.data_rank}{ranks.chain_rank}.json").write_text(json.dumps(found))
+        actual = [tb.fit(model, data, STUCK, directory=where, ranks=ranks, callbacks=()).problems for where in places]
+        (folder / f"{ranks.data_rank}{ranks.chain_rank}.json").write_text(json.dumps(actual))
 
 
 @pytest.mark.slow

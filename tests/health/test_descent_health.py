@@ -115,10 +115,10 @@ def test_rows_are_spread_over_the_data() -> None:
     for data in ((inputs, targets), loader):
         source = as_source(model, data, 5)
         source.check()
-        found = source.some(12)
-        assert [b.size for b in found] == [5, 5]
-        assert torch.equal(torch.cat([b.inputs for b in found]), inputs[::6])
-        assert torch.equal(torch.cat([b.targets for b in found]), targets[::6])
+        actual = source.some(12)
+        assert [b.size for b in actual] == [5, 5]
+        assert torch.equal(torch.cat([b.inputs for b in actual]), inputs[::6])
+        assert torch.equal(torch.cat([b.targets for b in actual]), targets[::6])
         assert [b.size for b in source.some(3)] == [5]
         assert torch.equal(torch.cat([b.inputs for b in source.some(ROWS)]), inputs)
     batches = [(inputs[a : a + 10], targets[a : a + 10]) for a in range(0, ROWS, 10)]
@@ -324,10 +324,10 @@ def test_a_check_that_fails_costs_neither_the_fit_nor_its_result(
     monkeypatch.setattr("torchbayes.health.descent.log_likelihoods", fail)
     monkeypatch.setattr("torchbayes.health.chains.problems", fail)
     with pytest.warns(UserWarning, match=r"could not be checked \(KeyError: 'what nobody thought of'\)"):
-        found = tb.fit(linear(), table(), method, callbacks=(), directory=tmp_path)
-    assert found.problems == ()
+        actual = tb.fit(linear(), table(), method, callbacks=(), directory=tmp_path)
+    assert actual.problems == ()
     loaded = tb.load(tmp_path / "posterior.safetensors", linear())
-    assert torch.equal(loaded.sample(2), found.sample(2))
+    assert torch.equal(loaded.sample(2), actual.sample(2))
 
 
 def test_a_check_that_fails_is_an_error_where_warnings_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,8 +539,8 @@ def test_left_out_residuals_are_those_of_refitted_linear_models() -> None:
     weights_D = torch.cat([normal(4, seed=5), torch.tensor([-0.4]).double()])
     linear_model = linearised(model, weights_D, Batch(inputs, targets))
     assert linear_model is not None
-    found = linear_model.left_out(torch.tensor([math.exp(-0.8)]))
-    assert found is not None
+    actual = linear_model.left_out(torch.tensor([math.exp(-0.8)]))
+    assert actual is not None
     design = torch.cat([inputs, torch.ones(12, 1).double()], 1)
     precision = torch.diag(1 / torch.tensor([0.7, 0.7, 0.7, 0.3]).double() ** 2)
     loc, noise = torch.tensor([0.0, 0.0, 0.0, 0.4]).double(), math.exp(-0.4)
@@ -548,7 +548,7 @@ def test_left_out_residuals_are_those_of_refitted_linear_models() -> None:
         others = torch.arange(12) != i
         x, y = design[others], targets[others]
         mode = torch.linalg.solve(x.T @ x / noise**2 + precision, x.T @ y / noise**2 + precision @ loc)
-        assert float(found[i, 0]) == pytest.approx(float(targets[i] - design[i] @ mode), rel=1e-6)
+        assert float(actual[i, 0]) == pytest.approx(float(targets[i] - design[i] @ mode), rel=1e-6)
 
 
 def test_left_out_residuals_of_a_tempered_likelihood_have_more_noise() -> None:
@@ -557,14 +557,14 @@ def test_left_out_residuals_of_a_tempered_likelihood_have_more_noise() -> None:
     weights_D = torch.cat([normal(4, seed=5), torch.tensor([-0.4]).double()])
     hot_D = torch.cat([weights_D[:4], weights_D[4:] + math.log(2.0)])
 
-    def found(at_D: Tensor, **settings: Any) -> Tensor | None:
+    def actual(at_D: Tensor, **settings: Any) -> Tensor | None:
         model = linear("learned", **settings)
         process = linearised(model, at_D, Batch(inputs, targets))
         assert process is not None
         return process.left_out(noise_variance(model, at_D))
 
-    torch.testing.assert_close(found(weights_D, temperature=4.0, tempering="likelihood"), found(hot_D))
-    torch.testing.assert_close(found(weights_D, temperature=4.0), found(weights_D))
+    torch.testing.assert_close(actual(weights_D, temperature=4.0, tempering="likelihood"), actual(hot_D))
+    torch.testing.assert_close(actual(weights_D, temperature=4.0), actual(weights_D))
 
 
 def _convolutional() -> nn.Module:
@@ -579,10 +579,10 @@ def test_the_kernel_is_that_of_the_jacobian(make: Any, shape: tuple[int, ...], p
     inputs, weights_D = normal(6, *shape, seed=4), model.given_weights()
     structure = Diagonal(model.prior.stds().square().unsqueeze(0))
     tangent = Tangent.at(model, weights_D, inputs, buffers=None, structure=structure, chunk=2**20)
-    found = sum(_kernel(part, structure.variance_MD[0]) for part in tangent.linear(inputs).parts)
+    actual = sum(_kernel(part, structure.variance_MD[0]) for part in tangent.linear(inputs).parts)
     network = make()
     jacobian = jacrev(lambda w: functional_call(network, model.split(w)[0], (inputs,)))(weights_D).flatten(0, 1)
-    torch.testing.assert_close(found, jacobian * structure.variance_MD[0] @ jacobian.T, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(actual, jacobian * structure.variance_MD[0] @ jacobian.T, rtol=1e-10, atol=1e-12)
 
 
 def test_noise_of_a_network_that_interpolates_is_a_problem() -> None:
@@ -609,9 +609,9 @@ def test_noise_that_has_not_come_down_is_a_problem() -> None:
     source = as_source(model, (inputs[:9], targets[:9]), 9)
     for scale, said in ((0.5, []), (5.0, ["still on its way down"])):
         weights_D = torch.cat([BEST, torch.tensor([scale]).double().log()])
-        found = noise_problems(tb.Point(model, weights_D[None]), weights_D[None], source)
-        assert [word for word in said if word in found[0]] == said
-        assert len(found) == len(said)
+        actual = noise_problems(tb.Point(model, weights_D[None]), weights_D[None], source)
+        assert [word for word in said if word in actual[0]] == said
+        assert len(actual) == len(said)
 
 
 def at(scale: float, rows: int = 200) -> tuple[tb.Model, tb.Point, Any]:
@@ -630,9 +630,9 @@ def at(scale: float, rows: int = 200) -> tuple[tb.Model, tb.Point, Any]:
 def test_noise_forty_percent_above_all_residuals_is_a_problem_where_rows_suffice(scale: float, rows: int, said: bool):
     model, point, source = at(scale, rows)
     del model
-    found = noise_problems(point, point.weights_MD, source)
-    assert len(found) == said
-    assert not said or f"noise scale of member 0 is {0.5 * scale:.3g}" in found[0]
+    actual = noise_problems(point, point.weights_MD, source)
+    assert len(actual) == said
+    assert not said or f"noise scale of member 0 is {0.5 * scale:.3g}" in actual[0]
 
 
 @pytest.mark.parametrize("kind", ["one", "each"])
@@ -650,9 +650,9 @@ def test_a_mean_that_noise_has_replaced_is_a_problem(kind: str, share: float, sa
         model = tb.Model(nn.Linear(FEATURES, 2).double(), tb.likelihoods.HeteroscedasticGaussian())
         raw = (noise.square().exp() - 1).log().view(1)  # softplus of it is the variance
         weights_D = torch.cat([weight, 0 * weight, bias, raw])
-    found = noise_problems(tb.Point(model, weights_D[None]), weights_D[None], as_source(model, (inputs, targets), 50))
-    assert len(found) == said
-    assert not said or ("the noise explains what the mean could" if kind == "each" else "learned noise") in found[0]
+    actual = noise_problems(tb.Point(model, weights_D[None]), weights_D[None], as_source(model, (inputs, targets), 50))
+    assert len(actual) == said
+    assert not said or ("the noise explains what the mean could" if kind == "each" else "learned noise") in actual[0]
 
 
 @pytest.mark.parametrize("missed", [0.0, 0.1, 0.4])
@@ -662,11 +662,11 @@ def test_a_mean_is_judged_by_what_near_rows_have_in_common(missed: float) -> Non
     deviations = 0.1 + 0.2 * normal(300, seed=6).abs()
     noise = deviations * normal(300, seed=7)
     wave = (6 * inputs[:, 0]).sin() * math.sqrt(2) * noise.std() * math.sqrt(missed / (1 - missed) * 4)
-    found = _of_mean(inputs, (noise + wave).unsqueeze(-1), instead="")
+    actual = _of_mean(inputs, (noise + wave).unsqueeze(-1), instead="")
     if missed < 0.4:  # 0, and 31 % of the variance of residuals
-        assert found == []
+        assert actual == []
     else:  # 73 % of it
-        share = float(re.findall(r"([0-9]+) %", found[0])[0])
+        share = float(re.findall(r"([0-9]+) %", actual[0])[0])
         assert 60 < share < 85
 
 

@@ -115,13 +115,13 @@ def test_what_is_said_of_high_rates_is_right(name: str, lr: float) -> None:
     """Silence means that the rows are explained by a twentieth of a nat better than by a constant, by many draws."""
     model, data = table("classes")
     try:
-        found = tb.fit(model, data, (METHODS | OTHERS)[name](epochs=60, optimizer=tb.Adam(lr)), callbacks=())
+        actual = tb.fit(model, data, (METHODS | OTHERS)[name](epochs=60, optimizer=tb.Adam(lr)), callbacks=())
     except tb.DivergedError:
         return
     shares = data[1].bincount(minlength=3).double() / ROWS
     constant = -float(shares.log()[data[1]].mean())
-    prediction = tb.predict(found, data[0], draws=100 if found.default_draws > 2 else None)
-    assert found.problems or constant - tb.evaluate(prediction, data[1]).metrics["nll"] > 0.05
+    prediction = tb.predict(actual, data[0], draws=100 if actual.default_draws > 2 else None)
+    assert actual.problems or constant - tb.evaluate(prediction, data[1]).metrics["nll"] > 0.05
 
 
 @pytest.mark.study  # as is that of a mode, below, and by the same comparison
@@ -170,9 +170,9 @@ def test_draws_are_judged_together_and_not_by_the_mean_network() -> None:
         variance_MD = torch.tensor([[1e-12, 1e-12, variance, variance]]).double()
         posterior = tb.Gaussian(model, mean_MD, Diagonal(variance_MD))
         case = Case(posterior, source, NoHistory())
-        found = together.problems(case)
-        assert len(found) == bool(said)
-        assert said in " ".join(found)
+        actual = together.problems(case)
+        assert len(actual) == bool(said)
+        assert said in " ".join(actual)
         assert "than under a constant" in alone.problems(case)[0]
 
 
@@ -217,11 +217,12 @@ def test_learned_noise_of_many_rows_is_found_too_large() -> None:
     source = as_source(model, (inputs, targets), 64)
     for scale, count in ((0.1, 0), (0.2, 0), (0.4, 1), (0.001, 0)):
         weights_D = torch.tensor([1.0, 0.0, 0.0, 0.0, math.log(scale)]).double()
-        found = noise_problems(tb.Point(model, weights_D[None]), weights_D[None], source)
-        assert len(found) == count
-        if found:
+        actual = noise_problems(tb.Point(model, weights_D[None]), weights_D[None], source)
+        assert len(actual) == count
+        if actual:
             assert (
-                "is 0.4, but its residuals would be about 0.096 on rows left out, so it is still on its way" in found[0]
+                "is 0.4, but its residuals would be about 0.096 on rows left out, so it is still on its way"
+                in actual[0]
             )
 
 

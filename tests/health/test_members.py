@@ -46,19 +46,19 @@ def around(*centres: Tensor, spread: float = 0.02) -> Tensor:
 def test_sound_members_stay() -> None:
     """Also where a chain is worse than its network by less than what the rows can tell."""
     start = torch.stack([TRUE, TRUE + 0.01, TRUE - 0.02])
-    found = verdict(around(TRUE + 0.01, TRUE, TRUE), start, columns=reports([-1.0, 0.0, 5.0]))
-    assert found.said == ()
-    assert not found.dropped_M.any()
-    assert not found.replaced_M.any()
+    actual = verdict(around(TRUE + 0.01, TRUE, TRUE), start, columns=reports([-1.0, 0.0, 5.0]))
+    assert actual.said == ()
+    assert not actual.dropped_M.any()
+    assert not actual.replaced_M.any()
 
 
 def test_a_member_that_is_worse_than_its_network_is_lost() -> None:
     """A mean that is off by .5 x costs (.5)²/2/.09 = 1.4 nats a row, far beyond two standard errors of 100 rows."""
     off = TRUE + torch.tensor([0.5, 0.0, 0.0])
-    found = verdict(around(TRUE, off, TRUE), TRUE.expand(3, -1))
-    assert found.replaced_M.tolist() == [False, True, False]
-    assert not found.dropped_M.any()
-    assert found.said == ("chain 1 was replaced by the network where it began, which predicts held-out rows better",)
+    actual = verdict(around(TRUE, off, TRUE), TRUE.expand(3, -1))
+    assert actual.replaced_M.tolist() == [False, True, False]
+    assert not actual.dropped_M.any()
+    assert actual.said == ("chain 1 was replaced by the network where it began, which predicts held-out rows better",)
     assert not verdict(around(TRUE, off, TRUE), off.expand(3, -1)).replaced_M.any()
 
 
@@ -66,38 +66,38 @@ def test_members_without_a_function_of_the_inputs_are_dropped() -> None:
     dead = torch.tensor([0.0, 0.0, 0.2], dtype=torch.float64)
     chains = around(TRUE, dead, TRUE)
     chains[1, :, :2] = 0
-    found = verdict(chains, torch.stack([TRUE, dead, TRUE]))
-    assert found.dropped_M.tolist() == [False, True, False]
-    assert "chain 1 was dropped: predictions do not depend on inputs" in found.said
+    actual = verdict(chains, torch.stack([TRUE, dead, TRUE]))
+    assert actual.dropped_M.tolist() == [False, True, False]
+    assert "chain 1 was dropped: predictions do not depend on inputs" in actual.said
 
 
 def test_a_member_that_hardly_moves_is_replaced() -> None:
-    found = verdict(around(TRUE, TRUE, spread=0.02) * torch.ones(2, 1, 1), TRUE.expand(2, -1))
-    assert not found.said
+    actual = verdict(around(TRUE, TRUE, spread=0.02) * torch.ones(2, 1, 1), TRUE.expand(2, -1))
+    assert not actual.said
     chains = around(TRUE, TRUE)
     chains[0] = TRUE + 1e-6 * normal(30, 3)
-    found = verdict(chains, TRUE.expand(2, -1))
-    assert found.replaced_M.tolist() == [True, False]
-    assert "hardly moved" in found.said[0]
+    actual = verdict(chains, TRUE.expand(2, -1))
+    assert actual.replaced_M.tolist() == [True, False]
+    assert "hardly moved" in actual.said[0]
 
 
 @pytest.mark.parametrize(("behind", "dropped"), [(9.9, False), (10.1, True)])
 def test_a_member_far_below_the_others_is_dropped(behind: float, dropped: bool) -> None:
     """In units of √(D/2), the standard deviation of the log density of D normal weights."""
-    found = verdict(
+    actual = verdict(
         around(TRUE, TRUE, TRUE), TRUE.expand(3, -1), columns=reports([0.0, 0.0, -behind * math.sqrt(3 / 2)])
     )
-    assert found.dropped_M.tolist() == [False, False, dropped]
+    assert actual.dropped_M.tolist() == [False, False, dropped]
 
 
 def test_a_mixture_worse_than_the_ensemble_becomes_the_ensemble() -> None:
     """No chain is lost against its own network; together they miss what two good networks of three know."""
     dead = torch.zeros(3, dtype=torch.float64)
-    found = verdict(around(TRUE + 0.6, TRUE + 0.6, dead), torch.stack([TRUE, TRUE, dead]))
-    assert found.replaced_M[:2].all()
+    actual = verdict(around(TRUE + 0.6, TRUE + 0.6, dead), torch.stack([TRUE, TRUE, dead]))
+    assert actual.replaced_M[:2].all()
 
 
 def test_all_dead_members_stay_because_nothing_else_is_left() -> None:
     chains = torch.zeros(2, 30, 3, dtype=torch.float64)
-    found = verdict(chains, chains[:, 0])
-    assert not found.dropped_M.any()
+    actual = verdict(chains, chains[:, 0])
+    assert not actual.dropped_M.any()

@@ -42,9 +42,9 @@ def problems(method: Any, likelihood: Any, outputs: int, scale: float) -> list[s
 @pytest.mark.parametrize(("likelihood", "outputs"), LIKELIHOODS, ids=["fixed", "learned", "heteroscedastic"])
 @pytest.mark.parametrize("scale", [1e-4, 1e5])
 def test_targets_of_another_scale_are_said(method: Any, likelihood: Any, outputs: int, scale: float) -> None:
-    found = problems(method, likelihood, outputs, scale)
+    actual = problems(method, likelihood, outputs, scale)
     # a noise of 1 is no error in units of such targets, and a network can give such small numbers
-    assert found or (scale < 1 and likelihood != tb.likelihoods.Gaussian("learned"))
+    assert actual or (scale < 1 and likelihood != tb.likelihoods.Gaussian("learned"))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{type(method).__name__}{method.members}")
@@ -62,9 +62,9 @@ def test_the_size_of_residuals_is_that_by_hand() -> None:
     from torchbayes.health.residuals import unexplained
     from torchbayes.model.sources.sources import as_source
 
-    found = unexplained(tb.Point(model, torch.zeros(1, 5)), as_source(model, (inputs, targets), 64))
+    actual = unexplained(tb.Point(model, torch.zeros(1, 5)), as_source(model, (inputs, targets), 64))
     size = float((targets / 0.5).square().mean().sqrt())
-    assert f"{size:.3g} noise standard deviations" in found[0]
+    assert f"{size:.3g} noise standard deviations" in actual[0]
     assert not unexplained(tb.Point(model, torch.zeros(1, 5)), as_source(model, (inputs, targets / 1000), 64))
 
 
@@ -76,7 +76,7 @@ def test_a_noise_far_wider_than_targets_is_said_with_a_remedy() -> None:
     spread = float(targets.std(correction=0))
     for scale, said in ((1.0, True), (2.5 * spread, False), (3.5 * spread, True)):
         model = tb.Model(nn.Linear(4, 1), tb.likelihoods.Gaussian(scale))
-        found = unexplained(tb.Point(model, torch.zeros(1, 5)), as_source(model, (inputs, targets), 64))
-        assert bool(found) == said
-        assert not said or f"noise is {scale:.3g}, and that of the targets {spread:.3g}, so" in found[0]
-        assert not said or "likelihoods.Gaussian(" in found[0]
+        actual = unexplained(tb.Point(model, torch.zeros(1, 5)), as_source(model, (inputs, targets), 64))
+        assert bool(actual) == said
+        assert not said or f"noise is {scale:.3g}, and that of the targets {spread:.3g}, so" in actual[0]
+        assert not said or "likelihoods.Gaussian(" in actual[0]

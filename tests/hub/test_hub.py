@@ -63,8 +63,8 @@ class Hub:
 
 def test_a_folder_gives_the_posterior_back(posterior: Any, folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == EVERY
-    found = tb.hub.load(folder, model())
-    assert torch.equal(found.sample(4), posterior.sample(4))
+    actual = tb.hub.load(folder, model())
+    assert torch.equal(actual.sample(4), posterior.sample(4))
     assert json.loads((folder / "config.json").read_text())["kind"] == "point"
 
 
@@ -110,8 +110,8 @@ def test_the_way_to_the_hub_and_back(posterior: Any, folder: Path, tmp_path: Pat
     assert tb.hub.push(folder, "me/two", api=api) == "https://hub/me/two"
     assert api.private == {"me/two": True}
     assert sorted(path.name for path in (tmp_path / "hub" / "me" / "two").iterdir()) == EVERY
-    found = tb.hub.load("me/two", model(), api=api)
-    assert torch.equal(found.sample(4), posterior.sample(4))
+    actual = tb.hub.load("me/two", model(), api=api)
+    assert torch.equal(actual.sample(4), posterior.sample(4))
     with pytest.raises(LookupError) as raised:
         tb.hub.load("me/two", model(), revision="gone", api=api)
     assert "so that me/two was looked for on the hub" in raised.value.__notes__[0]
@@ -211,9 +211,9 @@ def test_chains_and_learned_noise_are_kept(tmp_path: Path) -> None:
     chains: Any = tb.fit(regression(), (INPUTS, targets), tb.NUTS(chains=2, steps=120, burn_in=60), callbacks=())
     evaluation = tb.evaluate(chains, (INPUTS, targets))
     folder = tb.hub.save(chains, tmp_path / "chains", evaluation=evaluation, dataset="sums")
-    found: Any = tb.hub.load(folder, regression())
-    assert torch.equal(found.weights_MSD, chains.weights_MSD)
-    stats: dict[str, Tensor] = found.sample_stats
+    actual: Any = tb.hub.load(folder, regression())
+    assert torch.equal(actual.weights_MSD, chains.weights_MSD)
+    stats: dict[str, Tensor] = actual.sample_stats
     assert torch.equal(stats["energy"], chains.sample_stats["energy"])
     assert header(folder)["model-index"][0]["results"][0]["task"]["type"] == "regression"
 

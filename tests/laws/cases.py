@@ -284,11 +284,11 @@ def losses(directory: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key not in {"seconds", "run", "crc"}} for record in records]
 
 
-def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Two sets of named tensors are equal bit for bit."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(actual[name], tensor, rtol=0, atol=0, equal_nan=True)
 
 
 def everything(posterior: Posterior) -> dict[str, Tensor]:

@@ -32,10 +32,10 @@ def fitted(make: Callable[..., Any], network: str, plan: str, **options: Any) ->
     return everything(tb.fit(model_of(network, **options), rows_of(network), method, seed=7, callbacks=()))
 
 
-def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_alike(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-7, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(actual[name], tensor, rtol=1e-7, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -104,8 +104,8 @@ def test_graphs_hold_one_chunk(checkpointed: bool, mixing: Mixing | None) -> Non
     torch.manual_seed(0)
     module = Deep(checkpointed).double()
     (whole, all_rows), (cut, few) = (asked(module, chunk_size=size, mixing=mixing) for size in (None, 4))
-    for found, expected in zip(cut, whole, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    for actual, expected in zip(cut, whole, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
     parameters = sum(p.numel() for p in module.parameters())
     assert few <= all_rows / 16 + 2 * parameters  # weights are held for the products of every row
 
@@ -129,8 +129,8 @@ def test_adapters_of_a_checkpointed_language_model() -> None:
 
     for method in (tb.MAP(epochs=2, batch_size=4), tb.VI(epochs=2, batch_size=4), tb.IVON(epochs=2, batch_size=4)):
         expected = drawn(method, recomputes=False)
-        found = drawn(method, recomputes=True, chunk_size=3)
-        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+        actual = drawn(method, recomputes=True, chunk_size=3)
+        torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
 
 
 def test_weights_of_rows() -> None:

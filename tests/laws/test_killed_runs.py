@@ -52,10 +52,10 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
                 process.kill()
                 process.join()
             kills += process.exitcode == -signal.SIGKILL
-        found = run(directory)
-        assert_same_tensors(everything(found), everything(expected))
+        actual = run(directory)
+        assert_same_tensors(everything(actual), everything(expected))
         assert losses(directory) == losses(tmp_path / "whole")
-        assert torch.equal(found.functions(6)(inputs), expected.functions(6)(inputs))
+        assert torch.equal(actual.functions(6)(inputs), expected.functions(6)(inputs))
     assert kills >= TRIALS  # else the runs were over before they were killed, and nothing was tested
 
 

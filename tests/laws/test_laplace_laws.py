@@ -191,8 +191,8 @@ def test_size_of_batches_and_pieces_changes_nothing(kind: str) -> None:
     with unjudged():
         pieces = tb.fit(model, rows_of(), method, start=modes(model), seed=7, callbacks=())
     for m in range(2):
-        found = pieces.gaussian.covariance.dense()[m]  # type: ignore[attr-defined]
-        assert_close(found, whole.gaussian.covariance.dense()[m], rtol=1e-7, atol=1e-9)
+        actual = pieces.gaussian.covariance.dense()[m]  # type: ignore[attr-defined]
+        assert_close(actual, whole.gaussian.covariance.dense()[m], rtol=1e-7, atol=1e-9)
 
 
 @kinds
@@ -216,8 +216,8 @@ def fit_shared(ranks: tb.Ranks, folder: Path, shared: list[tuple[str, str]]) -> 
     number = ranks.data_rank * ranks.chains + ranks.chain_rank
     for kind, network in shared:
         with unjudged():
-            found = fitted(kind, network, start=modes(model_for(kind, network), 3), ranks=ranks)
-        tensors = {n: t.contiguous() for n, t in everything(found).items()}
+            actual = fitted(kind, network, start=modes(model_for(kind, network), 3), ranks=ranks)
+        tensors = {n: t.contiguous() for n, t in everything(actual).items()}
         save_file(tensors, folder / f"{kind}_{network}_{number}.safetensors")
 
 
@@ -243,9 +243,9 @@ def assert_ranks_found_the_same(folder: Path, shared: list[tuple[str, str]], cou
         with unjudged():
             alone = fitted(kind, network, start=modes(model_for(kind, network), 3))
         for rank in range(count):
-            found = load_file(folder / f"{kind}_{network}_{rank}.safetensors")
-            other = tb.LaplacePosterior.restore(model_for(kind, network), found, alone.settings())
+            actual = load_file(folder / f"{kind}_{network}_{rank}.safetensors")
+            other = tb.LaplacePosterior.restore(model_for(kind, network), actual, alone.settings())
             # eigenvectors are not unique, their products are
             ours, theirs = (p.gaussian.covariance.dense() for p in (alone, other))
             assert_close(theirs, ours, rtol=1e-7, atol=1e-9)
-            assert_close(found["log_likelihood_M"], alone.log_likelihood_M)
+            assert_close(actual["log_likelihood_M"], alone.log_likelihood_M)

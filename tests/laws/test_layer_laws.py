@@ -98,8 +98,8 @@ def runs(kinds: Mapping[str, Any], laws: Iterable[Callable[..., None]], names: I
 
 def obey(law: Callable[..., None], make: Callable[..., Any], network: str, request: pytest.FixtureRequest) -> None:
     """Run a law of methods with what it asks for: a method, a network by name, and fixtures."""
-    found: dict[str, Any] = {"make": make, "network": network, "plans": ("loop",)}
-    law(**{n: found[n] if n in found else request.getfixturevalue(n) for n in inspect.signature(law).parameters})
+    actual: dict[str, Any] = {"make": make, "network": network, "plans": ("loop",)}
+    law(**{n: actual[n] if n in actual else request.getfixturevalue(n) for n in inspect.signature(law).parameters})
 
 
 @pytest.mark.parametrize(("make", "law", "network"), [*runs(METHODS, LAWS, WITH_DROPOUT)])
@@ -173,9 +173,9 @@ def test_ranks_that_share_members_equal_one_process(tmp_path: Path) -> None:
     check(launch(fit_on_ranks, 2, tmp_path, tmp_path))
     for name, alone in {"norm": statistics(), "dropout": dropped()}.items():
         for rank in range(2):
-            found = tb.load(tmp_path / f"{name}_{rank}.safetensors", alone.model)
+            actual = tb.load(tmp_path / f"{name}_{rank}.safetensors", alone.model)
             for key, tensor in everything(alone).items():
-                torch.testing.assert_close(everything(found)[key], tensor, rtol=1e-8, atol=1e-9)
+                torch.testing.assert_close(everything(actual)[key], tensor, rtol=1e-8, atol=1e-9)
 
 
 # --- posteriors

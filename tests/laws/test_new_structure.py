@@ -86,9 +86,9 @@ def test_draws_and_density(kind: str):
     assert_close(own.log_prob(drawn), dense.log_prob(drawn), rtol=1e-9)
     assert torch.equal(drawn, own.sample(6, seed=3))
     centred = own.sample(20_000, seed=4).view(-1, 2, own.mean_MD.shape[1]) - own.mean_MD
-    found = torch.einsum("smi,smj->mij", centred, centred) / len(centred)
+    actual = torch.einsum("smi,smj->mij", centred, centred) / len(centred)
     largest = float(own.covariance.diagonal().max())
-    assert_close(found, own.covariance.dense(), rtol=0, atol=0.08 * largest)
+    assert_close(actual, own.covariance.dense(), rtol=0, atol=0.08 * largest)
 
 
 @every
@@ -134,13 +134,13 @@ def test_joint_prior(kind: str):
 @every
 def test_laplace_under_a_joint_prior(kind: str):
     """What the new structure says of an earlier task counts in the evidence of the next."""
-    gaussians, found = both("dense", kind, members=1), []
+    gaussians, actual = both("dense", kind, members=1), []
     data = (normal(30, INPUTS, seed=10), classes(30, CLASSES, seed=11))
     for gaussian in gaussians:
         model = tb.Model(network(), tb.likelihoods.Categorical(), tb.as_prior(gaussian))
         start = gaussian.mean_MD[0]
-        found.append(tb.fit(model, data, tb.Laplace(structure="dense", check_mode=False, prior="model"), start=start))
-    mine, other = map(fitted, found)
+        actual.append(tb.fit(model, data, tb.Laplace(structure="dense", check_mode=False, prior="model"), start=start))
+    mine, other = map(fitted, actual)
     assert_close(mine.log_evidence(), other.log_evidence(), rtol=1e-9)
     assert_close(mine.effective_parameters(), other.effective_parameters(), rtol=1e-8)
     assert_close(mine.gaussian.covariance.dense(), other.gaussian.covariance.dense(), rtol=1e-7, atol=1e-11)
@@ -197,13 +197,13 @@ def test_a_new_structure_of_laplace_is_a_line_in_a_table(level: str):
     model = tb.Model(network(), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
     data = (normal(30, INPUTS, seed=10), classes(30, CLASSES, seed=11))
     start = normal(model.layout.size, seed=12)
-    found, diagonal = (
+    actual, diagonal = (
         fitted(tb.fit(model, data, tb.Laplace(structure=structure, check_mode=False, prior="model"), start=start))
         for structure in (level, "diagonal")
     )
     expected = 1 / (diagonal.curvature.diagonal().mean() + 1)
-    assert_close(found.gaussian.covariance.diagonal(), expected.expand(1, len(start)))
-    assert_close(tb.tune(found, prior="scalar").strength_D.std(), 0.0)
+    assert_close(actual.gaussian.covariance.diagonal(), expected.expand(1, len(start)))
+    assert_close(tb.tune(actual, prior="scalar").strength_D.std(), 0.0)
     with pytest.raises(ValueError, match="'levels'"):
         tb.Laplace(structure="levels", prior="model")
 

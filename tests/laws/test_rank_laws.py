@@ -161,9 +161,9 @@ def test_modes_that_ranks_find_are_those_of_one_process(
     alone = around_modes(tmp_path)
     expected = tensors(alone)
     for number in range(2):
-        found = load_file(on_rows / f"modes_{number}.safetensors")
-        assert found.keys() == expected.keys()
-        for name, tensor in found.items():
+        actual = load_file(on_rows / f"modes_{number}.safetensors")
+        assert actual.keys() == expected.keys()
+        for name, tensor in actual.items():
             torch.testing.assert_close(tensor, expected[name], **TIGHT)
     again = around_modes(on_rows / "run", resume=True)  # the training that two ranks left, read by one
     torch.testing.assert_close(again.sample(4), alone.sample(4), **TIGHT)
@@ -215,10 +215,10 @@ def assert_ranks_found_the_same(grid: tuple[int, int], folder: Path, names: tupl
     for name in names:
         alone = fitted_alone(name)
         for rank in range(grid[0] * grid[1]):
-            found = load_file(folder / f"{name}_{rank}.safetensors")
-            assert found.keys() == alone.keys()
+            actual = load_file(folder / f"{name}_{rank}.safetensors")
+            assert actual.keys() == alone.keys()
             for key, tensor in alone.items():
-                assert_close(found[key], tensor, **TOLERANCES.get(name, TIGHT))
+                assert_close(actual[key], tensor, **TOLERANCES.get(name, TIGHT))
 
 
 @pytest.mark.parametrize("name", COUPLED)

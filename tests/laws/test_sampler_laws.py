@@ -279,10 +279,10 @@ def test_loaders_and_lists_of_batches_are_as_good_as_tensors(make: Make, network
         def __getitem__(self, index: int) -> Any:
             return dataset[index]
 
-    found = tb.fit(model_of(network), Wrapped(), make(), seed=7, callbacks=())
-    assert isinstance(found, tb.Draws)
-    expected = uninterrupted(make, network)[0].weights_MSD[:, : found.weights_MSD.shape[1]]
-    torch.testing.assert_close(found.weights_MSD, expected, rtol=1e-9, atol=1e-12)
+    actual = tb.fit(model_of(network), Wrapped(), make(), seed=7, callbacks=())
+    assert isinstance(actual, tb.Draws)
+    expected = uninterrupted(make, network)[0].weights_MSD[:, : actual.weights_MSD.shape[1]]
+    torch.testing.assert_close(actual.weights_MSD, expected, rtol=1e-9, atol=1e-12)
     if make().needs.batch_size is None:
         batches = [(inputs[:10], targets[:10]), (inputs[10:], targets[10:])]
         listed = tb.fit(model_of(network), batches, make(), seed=7, callbacks=())

@@ -79,12 +79,12 @@ def test_every_purpose_is_drawn_from_at_one_place():
 
 
 def test_nothing_is_drawn_without_a_purpose():
-    found = {
+    actual = {
         path: said
         for path, tree in sources().items()
         if path != "randomness/seeds.py" and (said := list(faults(tree, OWN.get(path, set()))))
     }
-    assert not found
+    assert not actual
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def numbers() -> dict[str, Tensor]:
     narrow = tb.Model(lambda: nn.Linear(1, 1, bias=False), tb.likelihoods.Gaussian(1.0))
     targets = tb.predict(tb.posteriors.Point(narrow, torch.zeros(1, 1)), torch.zeros(SIZE, 1))
     grey = torch.full((1, 1, 100, 100), 0.5)
-    found = {
+    actual = {
         "initial weights": weights_MD,
         "factory": tb.Model(lambda: nn.Linear(SIZE, 1, bias=False), model.likelihood).given_weights()[None],
         "posterior": standard.sample(10),
@@ -137,8 +137,8 @@ def numbers() -> dict[str, Tensor]:
     }
     with torch.random.fork_rng(devices=[]):
         draws = [torch.manual_seed(seed) and draw(SIZE) for seed in range(3) for draw in (torch.randn, torch.rand)]
-    found["user"] = torch.stack(draws)
-    return found
+    actual["user"] = torch.stack(draws)
+    return actual
 
 
 def test_what_the_library_draws_at_its_default_seed_is_uncorrelated():

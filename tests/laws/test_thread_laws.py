@@ -201,20 +201,22 @@ class User:
         mine = torch.Generator().manual_seed(11)
         wanted = [torch.rand(3, generator=mine) for _ in range(7)]
         torch.set_rng_state(self._state)
-        assert all(torch.equal(found, wanted[n % 7]) for n, found in enumerate(self.numbers)), "the user was disturbed"
+        assert all(torch.equal(actual, wanted[n % 7]) for n, actual in enumerate(self.numbers)), (
+            "the user was disturbed"
+        )
 
 
 def at_once(*asked: Callable[[], Any]) -> list[Any]:
     """What functions return, each in a thread of its own, that start together; their errors are raised here."""
-    found: list[Any] = [None] * len(asked)
+    actual: list[Any] = [None] * len(asked)
     start = threading.Barrier(len(asked))
 
     def run(n: int) -> None:
         start.wait()
         try:
-            found[n] = asked[n]()
+            actual[n] = asked[n]()
         except Exception as error:
-            found[n] = error
+            actual[n] = error
 
     threads = [threading.Thread(target=run, args=(n,)) for n in range(len(asked))]
     with User():
@@ -222,29 +224,29 @@ def at_once(*asked: Callable[[], Any]) -> list[Any]:
             thread.start()
         for thread in threads:
             thread.join()
-    for each in found:
+    for each in actual:
         if isinstance(each, Exception):
             raise each
-    return found
+    return actual
 
 
-def assert_alike(found: Any, wanted: Any) -> None:
+def assert_alike(actual: Any, wanted: Any) -> None:
     """Two trees of tensors and numbers are equal bit for bit."""
     if isinstance(wanted, Tensor):
-        assert found.dtype == wanted.dtype
-        assert torch.equal(found.nan_to_num(), wanted.nan_to_num())
+        assert actual.dtype == wanted.dtype
+        assert torch.equal(actual.nan_to_num(), wanted.nan_to_num())
     elif is_dataclass(wanted):
-        assert_alike(vars(found), vars(wanted))
+        assert_alike(vars(actual), vars(wanted))
     elif isinstance(wanted, dict):
-        assert found.keys() == wanted.keys()
+        assert actual.keys() == wanted.keys()
         for key, value in wanted.items():
-            assert_alike(found[key], value)
+            assert_alike(actual[key], value)
     elif isinstance(wanted, list | tuple):
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted, strict=True):
+        assert len(actual) == len(wanted)
+        for one, other in zip(actual, wanted, strict=True):
             assert_alike(one, other)
     else:
-        assert found == wanted
+        assert actual == wanted
 
 
 def test_every_method_of_the_catalogue_is_fitted_in_threads() -> None:
@@ -323,5 +325,5 @@ def test_one_posterior_answers_in_threads_as_it_does_alone(
     for verb, ask in verbs.items():
         assert_alike(at_once(*(lambda n=n, ask=ask: ask(fresh, n) for n in range(THREADS))), wanted[verb])
     several = [*verbs.items()] * 2
-    found = at_once(*(lambda n=n, ask=ask: ask(posterior, n % THREADS) for n, (_, ask) in enumerate(several)))
-    assert_alike(found, [wanted[verb][n % THREADS] for n, (verb, _) in enumerate(several)])
+    actual = at_once(*(lambda n=n, ask=ask: ask(posterior, n % THREADS) for n, (_, ask) in enumerate(several)))
+    assert_alike(actual, [wanted[verb][n % THREADS] for n, (verb, _) in enumerate(several)])

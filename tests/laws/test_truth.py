@@ -42,8 +42,8 @@ def ridge(noise_variance: float = NOISE**2, prior_variance: float = SCALE**2) ->
 
 
 def test_map_is_the_posterior_mean_of_a_linear_gaussian_model() -> None:
-    found = mode(linear(tb.priors.Normal(SCALE)), members=2)
-    torch.testing.assert_close(found, ridge().expand(2, -1), rtol=1e-9, atol=1e-9)
+    actual = mode(linear(tb.priors.Normal(SCALE)), members=2)
+    torch.testing.assert_close(actual, ridge().expand(2, -1), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_map_is_the_posterior_mean_of_a_linear_gaussian_model() -> None:
     ],
 )
 def test_map_does_not_depend_on_the_way_down(optimizer: Optimizer, schedule: Any) -> None:
-    found = mode(linear(tb.priors.Normal(SCALE)), optimizer=optimizer, schedule=schedule, epochs=400)
-    torch.testing.assert_close(found[0], ridge(), rtol=1e-6, atol=1e-6)
+    actual = mode(linear(tb.priors.Normal(SCALE)), optimizer=optimizer, schedule=schedule, epochs=400)
+    torch.testing.assert_close(actual[0], ridge(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -89,43 +89,43 @@ def test_weight_decay_of_adamw_is_added_to_the_prior() -> None:
 
 
 def test_joint_tempering_leaves_the_mode() -> None:
-    found = mode(linear(tb.priors.Normal(SCALE), temperature=0.1))
-    torch.testing.assert_close(found[0], ridge(), rtol=1e-9, atol=1e-9)
+    actual = mode(linear(tb.priors.Normal(SCALE), temperature=0.1))
+    torch.testing.assert_close(actual[0], ridge(), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 4.0])
 @pytest.mark.slow
 def test_likelihood_tempering_moves_the_mode_as_more_noise_does(temperature: float) -> None:
     model = linear(tb.priors.Normal(SCALE), temperature=temperature, tempering="likelihood")
-    found = mode(model, optimizer=tb.SGD(lr=0.05, momentum=0.6), epochs=200)
-    torch.testing.assert_close(found[0], ridge(noise_variance=NOISE**2 * temperature), rtol=1e-7, atol=1e-7)
+    actual = mode(model, optimizer=tb.SGD(lr=0.05, momentum=0.6), epochs=200)
+    torch.testing.assert_close(actual[0], ridge(noise_variance=NOISE**2 * temperature), rtol=1e-7, atol=1e-7)
 
 
 def test_learned_noise_is_the_maximum_likelihood_scale() -> None:
     """σ̂² = RSS/N."""
     likelihood = tb.likelihoods.Gaussian("learned", prior=tb.priors.Flat())
-    found = mode(linear(tb.priors.Flat(), likelihood))[0]
+    actual = mode(linear(tb.priors.Flat(), likelihood))[0]
     solution = torch.linalg.lstsq(INPUTS, TARGETS.unsqueeze(1)).solution.squeeze(1)
-    torch.testing.assert_close(found[:FEATURES], solution, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(actual[:FEATURES], solution, rtol=1e-8, atol=1e-8)
     expected = math.sqrt(float(((TARGETS - INPUTS @ solution) ** 2).mean()))
-    assert math.exp(float(found[-1])) == pytest.approx(expected, rel=1e-8)
+    assert math.exp(float(actual[-1])) == pytest.approx(expected, rel=1e-8)
 
 
 @pytest.mark.slow
 def test_learned_noise_meets_its_prior() -> None:
     """With log σ ~ N(0, τ²): RSS/σ² − N − log σ/τ² = 0."""
     likelihood = tb.likelihoods.Gaussian("learned", prior=tb.priors.Normal(0.1))
-    found = mode(linear(tb.priors.Flat(), likelihood), optimizer=tb.SGD(lr=0.05, momentum=0.6), epochs=300)[0]
+    actual = mode(linear(tb.priors.Flat(), likelihood), optimizer=tb.SGD(lr=0.05, momentum=0.6), epochs=300)[0]
     solution = torch.linalg.lstsq(INPUTS, TARGETS.unsqueeze(1)).solution.squeeze(1)
     rss = float(((TARGETS - INPUTS @ solution) ** 2).sum())
     expected = brentq(lambda s: rss * math.exp(-2 * s) - ROWS - s / 0.01, -3, 3)
-    assert float(found[-1]) == pytest.approx(expected, rel=1e-7)
+    assert float(actual[-1]) == pytest.approx(expected, rel=1e-7)
 
 
 @pytest.mark.slow
 def test_minibatches_reach_the_same_mode_as_the_rate_falls() -> None:
-    found = mode(linear(tb.priors.Normal(SCALE)), batch_size=8, epochs=100, schedule=tb.Cosine())
-    torch.testing.assert_close(found[0], ridge(), rtol=2e-2, atol=2e-2)
+    actual = mode(linear(tb.priors.Normal(SCALE)), batch_size=8, epochs=100, schedule=tb.Cosine())
+    torch.testing.assert_close(actual[0], ridge(), rtol=2e-2, atol=2e-2)
 
 
 def test_predictive_of_an_exact_posterior_is_the_closed_form() -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 def projectors(values: int, basis: Tensor | None) -> list[Tensor]:
     """Return u uᵀ of each column of a basis, and the projector on all other directions if it has a value of its own."""
     columns = torch.eye(values, dtype=torch.float64) if basis is None else basis
-    found = [torch.outer(column, column) for column in columns.T]
-    rest = [torch.eye(len(columns), dtype=columns.dtype) - sum(found, torch.zeros(()))]
-    return found + (rest if values > len(found) else [])
+    actual = [torch.outer(column, column) for column in columns.T]
+    rest = [torch.eye(len(columns), dtype=columns.dtype) - sum(actual, torch.zeros(()))]
+    return actual + (rest if values > len(actual) else [])
 
 
 def product(grid_GOI: Tensor, rows_GOO: Tensor | None, columns_GII: Tensor | None) -> Tensor:

@@ -62,26 +62,26 @@ def test_a_common_basis_is_exact() -> None:
 
 
 def test_other_sums_have_the_exact_diagonal_in_their_basis_and_the_exact_trace() -> None:
-    found, exact = plus_precision(curvature(), prior()), expected(curvature(), prior())
-    assert isinstance(found, KroneckerCurvature)
-    assert found.rows_MGOO is not None
-    assert found.columns_MGII is not None
-    vectors = torch.kron(found.rows_MGOO[0, 0], found.columns_MGII[0, 0])
-    assert_close(found.eigenvalues_MGOI.flatten(), (vectors.T @ exact @ vectors).diagonal(), rtol=1e-9)
-    assert_close(found.trace()[0], exact.trace())
+    actual, exact = plus_precision(curvature(), prior()), expected(curvature(), prior())
+    assert isinstance(actual, KroneckerCurvature)
+    assert actual.rows_MGOO is not None
+    assert actual.columns_MGII is not None
+    vectors = torch.kron(actual.rows_MGOO[0, 0], actual.columns_MGII[0, 0])
+    assert_close(actual.eigenvalues_MGOI.flatten(), (vectors.T @ exact @ vectors).diagonal(), rtol=1e-9)
+    assert_close(actual.trace()[0], exact.trace())
     # nearer than either basis alone would be
     for rows, columns in ((basis(UNITS, 0), basis(INPUTS, 1)), (basis(UNITS, 5), basis(INPUTS, 6))):
         own = torch.kron(rows[0, 0], columns[0, 0])
         alone = own @ (own.T @ exact @ own).diagonal().diag() @ own.T
-        assert float((found.dense()[0] - exact).norm()) < 1.5 * float((alone - exact).norm())
+        assert float((actual.dense()[0] - exact).norm()) < 1.5 * float((alone - exact).norm())
 
 
 def test_the_basis_is_that_of_the_marginals_of_the_sum() -> None:
     left, right = curvature(), prior().structure
     exact = (left.dense()[0] + torch.linalg.inv(right.dense()[0])).view(UNITS, INPUTS, UNITS, INPUTS)
-    found = plus_precision(left, right)
-    assert isinstance(found, KroneckerCurvature)
-    for vectors, indices in ((found.rows_MGOO, "aibi->ab"), (found.columns_MGII, "iaib->ab")):
+    actual = plus_precision(left, right)
+    assert isinstance(actual, KroneckerCurvature)
+    for vectors, indices in ((actual.rows_MGOO, "aibi->ab"), (actual.columns_MGII, "iaib->ab")):
         assert vectors is not None
         turned = vectors[0, 0].T @ torch.einsum(indices, exact) @ vectors[0, 0]
         assert_close(turned, turned.diagonal().diag(), atol=1e-10)
@@ -92,9 +92,9 @@ def test_blocks_go_one_by_one() -> None:
     diagonal, variance = DiagonalCurvature(normal(1, 2) ** 2), Diagonal(normal(1, 2, seed=4).exp())
     left = BlockCurvature(order, (curvature(), diagonal))
     right = Blocks(order, (prior().structure, variance))
-    found = plus_precision(left, right).dense()[0][order][:, order]
-    assert_close(found[-2:, -2:], expected(diagonal, variance))
-    assert_close(found[:SIZE, :SIZE], plus_precision(curvature(), prior().structure).dense()[0])
+    actual = plus_precision(left, right).dense()[0][order][:, order]
+    assert_close(actual[-2:, -2:], expected(diagonal, variance))
+    assert_close(actual[:SIZE, :SIZE], plus_precision(curvature(), prior().structure).dense()[0])
 
 
 @pytest.mark.parametrize(

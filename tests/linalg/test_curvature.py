@@ -86,11 +86,11 @@ def matrices(curvature: Any) -> Tensor:
         return torch.einsum("mri,mrj->mij", curvature.factor_MRD, curvature.factor_MRD)
     if isinstance(curvature, BlockCurvature):
         parts = [matrices(block) for block in curvature.blocks]
-        found = torch.zeros(M, len(curvature.order_D), len(curvature.order_D), dtype=torch.float64)
+        actual = torch.zeros(M, len(curvature.order_D), len(curvature.order_D), dtype=torch.float64)
         for part, where in zip(parts, curvature.order_D.split([p.shape[1] for p in parts]), strict=True):
             for i, row in enumerate(where.tolist()):
-                found[:, row, where] = part[:, i]
-        return found
+                actual[:, row, where] = part[:, i]
+        return actual
     return products(curvature.eigenvalues_MGOI, curvature.rows_MGOO, curvature.columns_MGII)
 
 
@@ -103,15 +103,15 @@ def precisions(curvature: Any) -> dict[str, Tensor]:
     size = matrices(curvature).shape[1]
     level = torch.full((size,), 0.7, dtype=torch.float64)
     each = torch.tensor([0.3, 2.0], dtype=torch.float64).unsqueeze(1).expand(M, size)
-    found = {"scalar": level, "member": each}
+    actual = {"scalar": level, "member": each}
     if isinstance(curvature, BlockCurvature):  # a number for each block
         block_D = torch.empty(size, dtype=torch.float64)
         for number, where in enumerate(curvature.order_D.split(curvature.sizes)):
             block_D[where] = 0.5 + number
-        found["block"] = block_D
+        actual["block"] = block_D
     if not is_factored(curvature):
-        found |= {"weight": normal(size, seed=6).exp(), "member and weight": normal(M, size, seed=7).exp()}
-    return found
+        actual |= {"weight": normal(size, seed=6).exp(), "member and weight": normal(M, size, seed=7).exp()}
+    return actual
 
 
 @every
@@ -119,9 +119,9 @@ def test_covariance_is_the_inverse_of_the_sum(curvature: Any):
     exact = matrices(curvature)
     for precision in precisions(curvature).values():
         total = exact + torch.diag_embed(precision.expand(M, -1))
-        found = curvature.covariance(precision)
-        assert_close(found.dense(), torch.linalg.inv(total), rtol=1e-9)
-        assert_close(found.logdet(), -torch.linalg.slogdet(total).logabsdet, rtol=1e-9)
+        actual = curvature.covariance(precision)
+        assert_close(actual.dense(), torch.linalg.inv(total), rtol=1e-9)
+        assert_close(actual.logdet(), -torch.linalg.slogdet(total).logabsdet, rtol=1e-9)
 
 
 @every

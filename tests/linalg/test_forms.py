@@ -66,13 +66,13 @@ def test_diagonal_of_the_inverse(structure: Structure):
 def test_forms_multiply_out_to_the_matrix_in_other_units(structure: Structure, level: bool):
     scale, size = scales(structure, level=level), sizes(structure)[1]
     for own in (None, scale):
-        found = torch.zeros_like(matrices(structure))
+        actual = torch.zeros_like(matrices(structure))
         placed = list(forms(structure, own))
         for where, form in placed:
-            found[:, where.unsqueeze(1), where] = multiplied(form)
+            actual[:, where.unsqueeze(1), where] = multiplied(form)
         exact = matrices(structure)
         expected = exact if own is None else own.unsqueeze(-1) * exact * own.unsqueeze(-2)
-        assert_close(found, expected, rtol=1e-9, atol=1e-10)
+        assert_close(actual, expected, rtol=1e-9, atol=1e-10)
         assert sorted(i for where, _ in placed for i in where.tolist()) == list(range(size))
 
 
@@ -86,12 +86,12 @@ def test_every_structure_has_a_form_by_its_root(structure: Structure):
 
 @every
 def test_groups_are_independent_and_make_up_the_matrix(structure: Structure):
-    found = torch.zeros_like(matrices(structure))
+    actual = torch.zeros_like(matrices(structure))
     for group in structure.groups:
-        place = torch.arange(found.shape[1]) if group.where is None else group.where
-        own = torch.ones(len(found), len(place)).double() if group.scale_MD is None else group.scale_MD
-        found[:, place.unsqueeze(1), place] = own.unsqueeze(-1) * matrices(group.structure) * own.unsqueeze(-2)
-    assert_close(found, matrices(structure) if structure.groups else torch.zeros_like(found))
+        place = torch.arange(actual.shape[1]) if group.where is None else group.where
+        own = torch.ones(len(actual), len(place)).double() if group.scale_MD is None else group.scale_MD
+        actual[:, place.unsqueeze(1), place] = own.unsqueeze(-1) * matrices(group.structure) * own.unsqueeze(-2)
+    assert_close(actual, matrices(structure) if structure.groups else torch.zeros_like(actual))
 
 
 @every
@@ -117,9 +117,9 @@ def test_independence_is_seen_through_groups():
 @every
 def test_one_member(structure: Structure):
     for m in range(sizes(structure)[0]):
-        found = structure.member(m)
-        assert_close(found.dense(), matrices(structure)[m : m + 1])
-        assert found.kind == structure.kind
+        actual = structure.member(m)
+        assert_close(actual.dense(), matrices(structure)[m : m + 1])
+        assert actual.kind == structure.kind
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -153,22 +153,22 @@ def test_a_curvature_takes_the_precision_of_a_covariance_of_its_own_form(curvatu
 
 @every_curvature
 def test_what_is_left_out(curvature: Any):
-    found = torch.zeros(2, curvature.size, dtype=torch.float64)
+    actual = torch.zeros(2, curvature.size, dtype=torch.float64)
     for out in curvature.left_out:
         block = curvature_matrices(curvature)[:, out.where][:, :, out.where]
         kept = torch.linalg.eigvalsh(block)[:, -out.kept_MR.shape[1] :]
         assert_close(out.kept_MR[:, -kept.shape[1] :], kept, rtol=1e-9, atol=1e-10)
-        found[:, out.where] = out.diagonal_MD
-    assert_close(rest_diagonal(curvature), found)
+        actual[:, out.where] = out.diagonal_MD
+    assert_close(rest_diagonal(curvature), actual)
 
 
 @every_curvature
 def test_curvature_in_double_precision_is_not_negative(curvature: Any):
     single = curvature.mapped(lambda _, t: t.float() if t.is_floating_point() else t)
-    found = single.positive()
-    assert found.dense().dtype == torch.float64
-    assert_close(found.dense(), curvature.dense(), rtol=1e-5, atol=1e-5)
-    assert float(torch.linalg.eigvalsh(found.dense()).min()) > -1e-12
+    actual = single.positive()
+    assert actual.dense().dtype == torch.float64
+    assert_close(actual.dense(), curvature.dense(), rtol=1e-5, atol=1e-5)
+    assert float(torch.linalg.eigvalsh(actual.dense()).min()) > -1e-12
 
 
 @every_curvature
@@ -187,10 +187,10 @@ def test_trace(curvature: Any):
 @every_curvature
 def test_further_independent_weights(curvature: Any):
     values, size = normal(2, 3, seed=9) ** 2, curvature.size
-    found = with_independent(curvature, values).dense()
-    assert_close(found[:, :size, :size], curvature_matrices(curvature))
-    assert_close(found[:, size:, size:], torch.diag_embed(values))
-    assert not found[:, :size, size:].any()
+    actual = with_independent(curvature, values).dense()
+    assert_close(actual[:, :size, :size], curvature_matrices(curvature))
+    assert_close(actual[:, size:, size:], torch.diag_embed(values))
+    assert not actual[:, :size, size:].any()
 
 
 def test_a_form_without_units_is_the_structure_itself():

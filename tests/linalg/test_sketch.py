@@ -19,8 +19,8 @@ def of(rows: Tensor, rank: int, seed: int = 0) -> Top:
     return top(sketch(rows[..., :half, :], omega) + sketch(rows[..., half:, :], omega), omega, rank)
 
 
-def held(found: Top) -> Tensor:
-    return (found.vectors * found.values.unsqueeze(-2)) @ found.vectors.mT
+def held(actual: Top) -> Tensor:
+    return (actual.vectors * actual.values.unsqueeze(-2)) @ actual.vectors.mT
 
 
 def decaying(count: int, decay: float, seed: int = 0) -> Tensor:
@@ -31,22 +31,22 @@ def decaying(count: int, decay: float, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("decay", [0.0, 0.7])
 def test_a_matrix_of_low_rank_is_found(count: int, decay: float):
     rows = decaying(count, decay)
-    found, exact = of(rows, 12), rows.T @ rows
-    assert_close(held(found), exact, rtol=0, atol=1e-12 * float(exact.abs().max()))
-    assert not found.rest.any()
-    assert_close(found.vectors.T @ found.vectors, torch.eye(12, dtype=torch.float64), atol=1e-12)
-    assert_close(found.values[:count], torch.linalg.eigvalsh(exact).flip(0)[:count], atol=1e-12 * float(exact.max()))
+    actual, exact = of(rows, 12), rows.T @ rows
+    assert_close(held(actual), exact, rtol=0, atol=1e-12 * float(exact.abs().max()))
+    assert not actual.rest.any()
+    assert_close(actual.vectors.T @ actual.vectors, torch.eye(12, dtype=torch.float64), atol=1e-12)
+    assert_close(actual.values[:count], torch.linalg.eigvalsh(exact).flip(0)[:count], atol=1e-12 * float(exact.max()))
 
 
 @pytest.mark.parametrize("rank", [1, 4, 10])
 @pytest.mark.parametrize("decay", [0.05, 0.5])
 def test_what_is_held_is_never_more_than_the_matrix_and_its_trace_is_known(rank: int, decay: float):
     rows = decaying(50, decay)
-    found, exact = of(rows, rank), rows.T @ rows
-    assert float(torch.linalg.eigvalsh(exact - held(found)).min()) > -1e-10
-    assert_close(held(found).diagonal() + found.rest, exact.diagonal(), rtol=1e-9)
+    actual, exact = of(rows, rank), rows.T @ rows
+    assert float(torch.linalg.eigvalsh(exact - held(actual)).min()) > -1e-10
+    assert_close(held(actual).diagonal() + actual.rest, exact.diagonal(), rtol=1e-9)
     best = torch.linalg.eigvalsh(exact)[:-rank].sum()
-    assert float(best) * (1 - 1e-9) <= float(found.rest.sum()) <= 2 * float(best)
+    assert float(best) * (1 - 1e-9) <= float(actual.rest.sum()) <= 2 * float(best)
 
 
 def test_the_expected_error_is_at_most_twice_the_smallest():
@@ -63,16 +63,16 @@ def test_many_directions_are_all_of_them():
 
 def test_matrices_have_leading_axes_and_nothing_seen_is_nothing():
     rows = torch.stack([decaying(6, 0.3), torch.zeros(6, SIZE, dtype=torch.float64)])
-    found = of(rows, 8)
-    assert_close(held(found), rows.mT @ rows, atol=1e-12)
-    assert not found.values[1].any()
-    assert found.vectors.isfinite().all()
+    actual = of(rows, 8)
+    assert_close(held(actual), rows.mT @ rows, atol=1e-12)
+    assert not actual.values[1].any()
+    assert actual.vectors.isfinite().all()
 
 
 def test_single_precision_is_exact_to_its_rounding():
     rows = decaying(10, 0.5).float()
     exact = rows.double().T @ rows.double()
-    found = of(rows, 12)
-    assert found.values.dtype == found.vectors.dtype == found.rest.dtype == torch.float32
-    assert_close(held(found).double(), exact, rtol=0, atol=1e-4 * float(exact.abs().max()))
-    assert float(found.rest.sum()) < 1e-5 * float(exact.trace())
+    actual = of(rows, 12)
+    assert actual.values.dtype == actual.vectors.dtype == actual.rest.dtype == torch.float32
+    assert_close(held(actual).double(), exact, rtol=0, atol=1e-4 * float(exact.abs().max()))
+    assert float(actual.rest.sum()) < 1e-5 * float(exact.trace())

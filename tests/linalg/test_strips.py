@@ -11,9 +11,9 @@ from torchbayes.linalg.strips import of_strips, strips
 @pytest.mark.parametrize(("outputs", "size"), [(1, 1), (1, 9), (3, 8), (4, 17), (30, 6)])
 def test_they_are_those_of_the_matrix(members: int, outputs: int, size: int) -> None:
     root_MKIZ, rows_PI = normal(members, outputs, size, outputs * size, seed=1), normal(5, size, seed=2)
-    found = of_strips(rows_PI, **strips(root_MKIZ))
+    actual = of_strips(rows_PI, **strips(root_MKIZ))
     seen_MPKZ = torch.einsum("pi,mkiz->mpkz", rows_PI, root_MKIZ)
-    torch.testing.assert_close(found, seen_MPKZ @ seen_MPKZ.mT, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(actual, seen_MPKZ @ seen_MPKZ.mT, rtol=1e-10, atol=1e-10)
 
 
 def test_there_are_hardly_more_numbers_than_pairs() -> None:

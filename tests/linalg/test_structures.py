@@ -117,15 +117,15 @@ def matrices(structure: Structure) -> Tensor:
         return torch.stack([s @ inner @ s for s, inner in zip(scales, matrices(structure.structure), strict=True)])
     if isinstance(structure, Blocks):
         parts = [matrices(block) for block in structure.blocks]
-        found = torch.zeros(len(parts[0]), len(structure.order_D), len(structure.order_D), dtype=torch.float64)
+        actual = torch.zeros(len(parts[0]), len(structure.order_D), len(structure.order_D), dtype=torch.float64)
         start = 0
         for part in parts:
             where = structure.order_D[start : start + part.shape[-1]].tolist()
             start += part.shape[-1]
             for i, row in enumerate(where):
                 for j, column in enumerate(where):
-                    found[:, row, column] = part[:, i, j]
-        return found
+                    actual[:, row, column] = part[:, i, j]
+        return actual
     if isinstance(structure, Circulant):
         return circulant_matrices(structure)
     if isinstance(structure, Kronecker):
@@ -249,9 +249,9 @@ def test_members_are_apart(structure: Structure):
     members, size = sizes(structure)
     vectors = torch.zeros(members, size, dtype=torch.float64)
     vectors[-1] = normal(size, seed=4)
-    for found in (structure.matvec(vectors), structure.solve(vectors)):
-        assert not found[:-1].any()
-        assert found[-1].any()
+    for actual in (structure.matvec(vectors), structure.solve(vectors)):
+        assert not actual[:-1].any()
+        assert actual[-1].any()
 
 
 def test_more_than_ten_blocks_are_rebuilt_in_their_order():
@@ -263,10 +263,10 @@ def test_more_than_ten_blocks_are_rebuilt_in_their_order():
 def test_dense_covariance_of_a_precision(members: int):
     half = normal(members, D, D)
     precision = half @ half.mT + torch.eye(D, dtype=torch.float64)
-    found = Dense.of_precision(precision)
-    assert_close(found.dense(), torch.linalg.inv(precision))
-    assert not found.root_MDD.tril(-1).any()
-    assert (found.root_MDD.diagonal(dim1=1, dim2=2) > 0).all()
+    actual = Dense.of_precision(precision)
+    assert_close(actual.dense(), torch.linalg.inv(precision))
+    assert not actual.root_MDD.tril(-1).any()
+    assert (actual.root_MDD.diagonal(dim1=1, dim2=2) > 0).all()
 
 
 def test_dense_covariance_of_an_indefinite_precision_is_refused():
@@ -298,7 +298,7 @@ def test_gram_matrix_is_added_in_place(size: int, lead: tuple[int, ...]):
 @pytest.mark.parametrize("size", [1, 5, 255, 256, 600])
 def test_inverse_of_triangular_matrices(size: int):
     matrix = 0.1 * normal(2, size, size).tril(-1) / size**0.5 + torch.diag_embed(normal(2, size, seed=1).exp())
-    found = matrix.clone()
-    invert_lower_(found)
-    assert_close(found @ matrix, torch.eye(size, dtype=torch.float64).expand(2, -1, -1), atol=1e-10)
-    assert torch.equal(found, found.tril())
+    actual = matrix.clone()
+    invert_lower_(actual)
+    assert_close(actual @ matrix, torch.eye(size, dtype=torch.float64).expand(2, -1, -1), atol=1e-10)
+    assert torch.equal(actual, actual.tril())

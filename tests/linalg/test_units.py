@@ -21,9 +21,9 @@ D = 12
 def test_units_multiply_both_sides(curvature: Any) -> None:
     size = curvature.size
     scale_D = torch.full((size,), 1.7, dtype=torch.float64) if is_factored(curvature) else normal(size).exp()
-    found = curvature.in_units(scale_D)
-    assert type(found) is type(curvature)
-    assert_close(found.dense(), torch.outer(scale_D, scale_D) * matrices(curvature), atol=1e-12)
+    actual = curvature.in_units(scale_D)
+    assert type(actual) is type(curvature)
+    assert_close(actual.dense(), torch.outer(scale_D, scale_D) * matrices(curvature), atol=1e-12)
 
 
 def test_a_kronecker_product_has_one_unit() -> None:
@@ -46,8 +46,8 @@ def test_directions_without_precision_are_found_in_dense_matrices(dtype: torch.d
     lost[3, 0], lost[5, 1], lost[7, 1] = 1.0, 0.6, -0.8  # one weight alone, and a combination of two
     scale_D = torch.logspace(0, 1, D, dtype=torch.float64) ** torch.tensor(units).log10()
     matrix = without(half @ half.mT, lost) * torch.outer(scale_D, scale_D)
-    found = DenseCurvature(matrix.to(dtype).unsqueeze(0)).undetermined(torch.zeros(D, dtype=dtype))[0]
-    assert found.nonzero()[:, 0].tolist() == [3, 5, 7]
+    actual = DenseCurvature(matrix.to(dtype).unsqueeze(0)).undetermined(torch.zeros(D, dtype=dtype))[0]
+    assert actual.nonzero()[:, 0].tolist() == [3, 5, 7]
     given = torch.zeros(D, dtype=dtype)
     given[[3, 5]] = float(scale_D[5]) ** 2  # a prior for one weight of each direction
     assert not DenseCurvature(matrix.to(dtype).unsqueeze(0)).undetermined(given).any()
@@ -62,8 +62,8 @@ def test_directions_without_precision_are_found_in_factors_and_blocks(dtype: tor
     assert not kron.undetermined(torch.ones(4, dtype=dtype)).any()
     diagonal = DiagonalCurvature(torch.tensor([[1e-20, 0.0, 3.0]], dtype=dtype))
     block = BlockCurvature(torch.tensor([6, 1, 0, 3, 2, 4, 5]), (kron, diagonal))
-    found = block.undetermined(torch.zeros(7, dtype=dtype))[0]
-    assert found.nonzero()[:, 0].tolist() == [1, 3, 4]  # the second and the last of four, the second of three
+    actual = block.undetermined(torch.zeros(7, dtype=dtype))[0]
+    assert actual.nonzero()[:, 0].tolist() == [1, 3, 4]  # the second and the last of four, the second of three
 
 
 def truncated(rank: int, decay: float, members: int = 2) -> tuple[LowRankCurvature, Tensor]:
@@ -83,22 +83,22 @@ def truncated(rank: int, decay: float, members: int = 2) -> tuple[LowRankCurvatu
 def test_the_left_out_log_determinant_is_within_its_bounds(rank: int, decay: float, level: float) -> None:
     curvature, exact = truncated(rank, decay)
     precision_D, identity = torch.full((30,), level, dtype=torch.float64), torch.eye(30, dtype=torch.float64)
-    found = dropped(curvature, precision_D)
+    actual = dropped(curvature, precision_D)
     truth = torch.logdet(exact + level * identity) - torch.logdet(curvature.dense() + level * identity)
-    assert ((found.logdet_M - truth).abs() <= found.doubt_M + 1e-9).all()
-    assert (found.doubt_M <= found.logdet_M + 1e-12).all()  # nothing that is left out lowers a determinant
+    assert ((actual.logdet_M - truth).abs() <= actual.doubt_M + 1e-9).all()
+    assert (actual.doubt_M <= actual.logdet_M + 1e-12).all()  # nothing that is left out lowers a determinant
     if rank >= 20:
-        assert float(found.logdet_M.abs().max()) < 1e-12
+        assert float(actual.logdet_M.abs().max()) < 1e-12
     if decay == 0.0:  # equal ones are known exactly
-        assert_close(found.logdet_M, truth, rtol=1e-9, atol=1e-12)
+        assert_close(actual.logdet_M, truth, rtol=1e-9, atol=1e-12)
 
 
 def test_shares_are_the_derivative() -> None:
     curvature, _ = truncated(4, 0.2)
     precision_D = normal(30, seed=9).exp().requires_grad_()
-    found = dropped(curvature, precision_D)
-    (gradient,) = torch.autograd.grad(found.logdet_M.sum(), precision_D)
-    assert_close(found.shares_MD.sum(0), -gradient * precision_D, rtol=1e-9)
+    actual = dropped(curvature, precision_D)
+    (gradient,) = torch.autograd.grad(actual.logdet_M.sum(), precision_D)
+    assert_close(actual.shares_MD.sum(0), -gradient * precision_D, rtol=1e-9)
 
 
 def test_others_leave_nothing_out_and_blocks_add_up() -> None:
@@ -117,8 +117,8 @@ def test_others_leave_nothing_out_and_blocks_add_up() -> None:
 def test_units_take_what_is_left_out_along() -> None:
     curvature, _ = truncated(4, 0.2)
     moved = curvature.in_units(torch.full((30,), 3.0).double())
-    found, expected = dropped(moved, torch.full((30,), 9.0).double()), dropped(curvature, torch.ones(30).double())
-    for own, other in zip(found, expected, strict=True):
+    actual, expected = dropped(moved, torch.full((30,), 9.0).double()), dropped(curvature, torch.ones(30).double())
+    for own, other in zip(actual, expected, strict=True):
         assert_close(own, other, rtol=1e-9)
 
 
@@ -149,8 +149,8 @@ def test_eigenvalues_that_are_no_products_are_squares(dtype: torch.dtype) -> Non
 def test_directions_that_no_basis_holds_have_the_precision_of_their_value(dtype: torch.dtype, rest: float) -> None:
     rows, columns = torch.ones(1, 1, 1, 1, dtype=dtype), torch.eye(5, dtype=dtype)[None, None, :, :2]
     grid = torch.tensor([[3.0, 2.0, rest]], dtype=dtype)[None, None]
-    found = KroneckerCurvature(grid, rows, columns).undetermined(torch.zeros(5, dtype=dtype))
-    assert found.tolist() == [[False, False, *(3 * [rest == 0])]]
+    actual = KroneckerCurvature(grid, rows, columns).undetermined(torch.zeros(5, dtype=dtype))
+    assert actual.tolist() == [[False, False, *(3 * [rest == 0])]]
 
 
 def test_the_part_of_a_trace_that_is_spread_evenly() -> None:

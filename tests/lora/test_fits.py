@@ -38,18 +38,18 @@ def test_numbers_are_those_of_the_average_by_hand(every: lora.Run, scores: dict[
     rows = every.setup.asked.encoding.inputs(every.setup.asked.questions.test)
     probs, labels = tb.predict(source, rows).probs.double(), every.setup.asked.test["labels"]
     known: Any = scores[method].evaluation.scores
-    entropy, found = known.entropy.double(), scores[method].metrics
+    entropy, actual = known.entropy.double(), scores[method].metrics
     assert_close(entropy, torch.special.entr(probs).sum(-1), rtol=1e-4, atol=1e-5)
     right = (probs.argmax(-1) == labels).double()
-    assert_close(found["nll"], -probs[range(30), labels].log().mean(), rtol=1e-5)
-    assert_close(found["accuracy"], right.mean())
-    assert_close(found["brier"], (probs - torch.nn.functional.one_hot(labels, 3)).square().sum(-1).mean(), rtol=1e-5)
+    assert_close(actual["nll"], -probs[range(30), labels].log().mean(), rtol=1e-5)
+    assert_close(actual["accuracy"], right.mean())
+    assert_close(actual["brier"], (probs - torch.nn.functional.one_hot(labels, 3)).square().sum(-1).mean(), rtol=1e-5)
     surest = entropy.sort().values[math.ceil(KEPT * 30) - 1]
-    assert_close(found["selective_accuracy"], right[entropy <= surest].mean())
+    assert_close(actual["selective_accuracy"], right[entropy <= surest].mean())
     others = tb.uncertainty(source, every.setup.asked.other).entropy
-    assert_close(found["auroc"], roc_auc_score([0] * 30 + [1] * 20, torch.cat([entropy, others.double()])), rtol=1e-6)
+    assert_close(actual["auroc"], roc_auc_score([0] * 30 + [1] * 20, torch.cat([entropy, others.double()])), rtol=1e-6)
     low, high = scores[method].certainty.intervals["nll"]
-    assert low <= found["nll"] <= high
+    assert low <= actual["nll"] <= high
 
 
 @pytest.mark.filterwarnings("always::torchbayes.ProblemWarning")
@@ -136,8 +136,8 @@ def test_a_run_is_read_as_it_was_written(every: lora.Run, folder: Path):
     rows = every.setup.asked.encoding.inputs(every.setup.asked.questions.test)
     assert [*loaded.posteriors] == [*lora.METHODS]
     for name, posterior in every.posteriors.items():
-        found, expected = (tb.predict(each, rows).probs for each in (loaded.posteriors[name], posterior))
-        assert_close(found, expected, rtol=1e-5)  # rounding of the sums of a copy
+        actual, expected = (tb.predict(each, rows).probs for each in (loaded.posteriors[name], posterior))
+        assert_close(actual, expected, rtol=1e-5)  # rounding of the sums of a copy
 
 
 @pytest.mark.parametrize("method", ["laplace", "scalabl", "sghmc"])
@@ -151,8 +151,8 @@ def test_other_programs_read_the_mean_as_an_adapter_of_peft(every: lora.Run, fol
     posterior: Any = every.posteriors[method]
     weights_D = posterior.weights_MSD[0, -1] if method == "sghmc" else posterior.mean_MD[0]
     with torch.no_grad():
-        found = LastToken(network, every.setup.asked.encoding.answers)(**rows)
-    assert_close(found, every.setup.model(method).network(weights_D, rows), rtol=1e-5, atol=1e-6)
+        actual = LastToken(network, every.setup.asked.encoding.answers)(**rows)
+    assert_close(actual, every.setup.model(method).network(weights_D, rows), rtol=1e-5, atol=1e-6)
     assert not [*(folder / "run").rglob("*.bin")][1:]  # the draws of SGHMC alone, which are numbers
 
 
@@ -241,5 +241,5 @@ def test_answers_to_questions(every: lora.Run, folder: Path):
         assert_close(torch.tensor(each["probabilities"]).double(), mean_BK[place, :kept], rtol=1e-5, atol=1e-6)
         assert each["answer"] == "ABC"[int(mean_BK[place].argmax())]
     inner = torch.special.entr(probs_SBK).sum(-1).mean(0)
-    found = torch.tensor([each["mutual_information"] for each in said]).double()
-    assert_close(found, torch.special.entr(mean_BK).sum(-1) - inner, rtol=1e-3, atol=2e-6)
+    actual = torch.tensor([each["mutual_information"] for each in said]).double()
+    assert_close(actual, torch.special.entr(mean_BK).sum(-1) - inner, rtol=1e-3, atol=2e-6)

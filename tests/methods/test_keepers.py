@@ -73,11 +73,11 @@ def fit(method: Any, **about: Any) -> Any:
 
 
 def test_moments_of_langevin_dynamics_are_those_of_its_draws() -> None:
-    found, draws = fit(LangevinMoments(**SHORT)), fit(tb.SGLD(**SHORT)).weights_MSD
-    assert_close(found.mean_MD, draws.mean(1))
+    actual, draws = fit(LangevinMoments(**SHORT)), fit(tb.SGLD(**SHORT)).weights_MSD
+    assert_close(actual.mean_MD, draws.mean(1))
     running = torch.stack([draws[:, : s + 1].mean(1) for s in range(draws.shape[1])], 1)
     variance = draws.var(1, correction=0)
-    assert_close(found.covariance.diagonal(), variance + (draws - running)[:, -4:].square().sum(1) / 3)
+    assert_close(actual.covariance.diagonal(), variance + (draws - running)[:, -4:].square().sum(1) / 3)
 
 
 def test_the_mean_of_hamiltonian_draws_is_a_network() -> None:
@@ -90,10 +90,10 @@ def test_the_mean_of_hamiltonian_draws_is_a_network() -> None:
 def test_cycles_of_sharpness_aware_descent_are_kept_at_their_ends(optimizer: Any) -> None:
     method = tb.FGE(epochs=8, batch_size=10, optimizer=optimizer, cycle=2, burn_in=0.5)
     seen: list[torch.Tensor] = []
-    found = tb.fit(
+    actual = tb.fit(
         model(), (X, Y), method, seed=3, callbacks=[lambda event: seen.append(event.state.weights_MD.clone())]
     )
-    assert_close(found.weights_MSD, torch.stack([seen[4], seen[6]], 1))  # a cycle is lowest in its middle
+    assert_close(actual.weights_MSD, torch.stack([seen[4], seen[6]], 1))  # a cycle is lowest in its middle
 
 
 @pytest.mark.parametrize("method", [LangevinMoments(**SHORT), MeanOfHMC(2, 30, 10)], ids=["moments", "mean"])

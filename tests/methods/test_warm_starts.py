@@ -52,12 +52,12 @@ def test_a_fit_that_begins_at_the_mode_stays_there_and_finds_its_spread(name: st
     model, data = problem()
     mean_D, scale_D = posterior(data)
     seen: list[float] = []
-    found = tb.fit(model, data, METHODS[name], start=mean_D, callbacks=[lambda e: seen.append(max(e.record["nll"]))])
+    actual = tb.fit(model, data, METHODS[name], start=mean_D, callbacks=[lambda e: seen.append(max(e.record["nll"]))])
     at_mode = -float(tb.LogDensity(model, ROWS, tb.Batch(*data))(mean_D[None]).log_likelihood) / ROWS
     assert max(seen) - at_mode < 4 * len(mean_D) / (2 * ROWS)
-    assert ((found.mean_MD - mean_D).abs() < scale_D).all()
+    assert ((actual.mean_MD - mean_D).abs() < scale_D).all()
     if name != "bsam":  # whose spread is that of gradients
-        ratio_MD = found.covariance.diagonal().sqrt() / scale_D
+        ratio_MD = actual.covariance.diagonal().sqrt() / scale_D
         assert ratio_MD.min() > 0.75
         assert ratio_MD.max() < 1.25
 

@@ -9,21 +9,21 @@ from torchbayes.metrics.scoring import hits
 def test_accuracy_of_what_is_kept_by_hand():
     correct_B = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
     uncertainty_B = torch.tensor([0.1, 0.9, 0.3, 0.2, 0.8])
-    found = selective_accuracy(correct_B, uncertainty_B)
+    actual = selective_accuracy(correct_B, uncertainty_B)
     torch.testing.assert_close(
-        found.kept, torch.tensor([0.2, 0.4, 0.6, 0.8, 1.0], dtype=torch.float64), rtol=0, atol=1e-15
+        actual.kept, torch.tensor([0.2, 0.4, 0.6, 0.8, 1.0], dtype=torch.float64), rtol=0, atol=1e-15
     )
     torch.testing.assert_close(
-        found.accuracy, torch.tensor([1, 1, 1, 0.75, 0.6], dtype=torch.float64), rtol=0, atol=1e-15
+        actual.accuracy, torch.tensor([1, 1, 1, 0.75, 0.6], dtype=torch.float64), rtol=0, atol=1e-15
     )
 
 
 def test_rows_of_equal_uncertainty_are_referred_together():
     correct_B, uncertainty_B = torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.tensor([0.5, 0.5, 0.1, 0.5])
     for order_B in (torch.arange(4), torch.tensor([2, 1, 0, 3])):
-        found = selective_accuracy(correct_B[order_B], uncertainty_B[order_B])
-        assert found.kept.tolist() == [0.25, 1.0]
-        assert found.accuracy.tolist() == [1.0, 0.5]
+        actual = selective_accuracy(correct_B[order_B], uncertainty_B[order_B])
+        assert actual.kept.tolist() == [0.25, 1.0]
+        assert actual.accuracy.tolist() == [1.0, 0.5]
 
 
 def test_a_weight_counts_as_copies_of_a_row():
@@ -42,8 +42,8 @@ def test_confusion_equals_scikit_learn(dtype: torch.dtype):
     from sklearn.metrics import confusion_matrix
 
     probs_BK, targets_B = random_probs(300, 5).to(dtype), random_classes(300, 5)
-    found = confusion(probs_BK, targets_B)
-    assert found.tolist() == confusion_matrix(targets_B, probs_BK.argmax(-1), labels=range(5)).tolist()
+    actual = confusion(probs_BK, targets_B)
+    assert actual.tolist() == confusion_matrix(targets_B, probs_BK.argmax(-1), labels=range(5)).tolist()
     weights_B = torch.arange(300) % 3
     expected = confusion_matrix(targets_B, probs_BK.argmax(-1), labels=range(5), sample_weight=weights_B)
     assert confusion(probs_BK, targets_B, weights_B=weights_B).tolist() == expected.tolist()
@@ -73,27 +73,27 @@ def test_risk_and_coverage_are_those_of_their_definition(levels: int, weighted: 
     loss_B = random_normal(60).square()
     uncertainty_B = random_classes(60, levels).double()
     weights_B = random_classes(60, 3, seed=4).double() if weighted else None
-    found = risk_coverage(loss_B, uncertainty_B, weights_B=weights_B)
+    actual = risk_coverage(loss_B, uncertainty_B, weights_B=weights_B)
     given = [1.0] * 60 if weights_B is None else weights_B.tolist()
     coverage, risk, area = curve_by_definition(loss_B.tolist(), uncertainty_B.tolist(), given)
-    assert found.coverage.tolist() == pytest.approx(coverage, rel=1e-12)
-    assert found.risk.tolist() == pytest.approx(risk, rel=1e-12)
-    assert found.aurc.item() == pytest.approx(area, rel=1e-12)
+    assert actual.coverage.tolist() == pytest.approx(coverage, rel=1e-12)
+    assert actual.risk.tolist() == pytest.approx(risk, rel=1e-12)
+    assert actual.aurc.item() == pytest.approx(area, rel=1e-12)
 
 
 def test_area_without_ties_is_the_mean_of_all_risks_and_with_nothing_but_ties_the_mean_loss():
     loss_B = (random_normal(50) > 0).double()
-    found = risk_coverage(loss_B, random_normal(50, seed=1))
-    assert found.aurc.item() == pytest.approx(found.risk.mean().item(), rel=1e-12)
+    actual = risk_coverage(loss_B, random_normal(50, seed=1))
+    assert actual.aurc.item() == pytest.approx(actual.risk.mean().item(), rel=1e-12)
     assert risk_coverage(loss_B, torch.zeros(50)).aurc.item() == pytest.approx(loss_B.mean().item())
     assert risk_coverage(loss_B[:1], torch.zeros(1)).risk.tolist() == [loss_B[0].item()]
 
 
 def test_risk_is_one_minus_selective_accuracy():
     correct_B, uncertainty_B = (random_normal(50) > 0).double(), random_classes(50, 9).double()
-    kept, found = selective_accuracy(correct_B, uncertainty_B), risk_coverage(1 - correct_B, uncertainty_B)
-    torch.testing.assert_close(found.coverage, kept.kept, rtol=0, atol=0)
-    torch.testing.assert_close(found.risk, 1 - kept.accuracy, rtol=1e-12, atol=1e-12)
+    kept, actual = selective_accuracy(correct_B, uncertainty_B), risk_coverage(1 - correct_B, uncertainty_B)
+    torch.testing.assert_close(actual.coverage, kept.kept, rtol=0, atol=0)
+    torch.testing.assert_close(actual.risk, 1 - kept.accuracy, rtol=1e-12, atol=1e-12)
 
 
 def test_correctness_is_a_share():

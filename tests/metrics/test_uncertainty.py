@@ -60,8 +60,8 @@ def test_divergence_keeps_its_digits_however_small(spread: float):
 
 def test_divergence_of_single_precision_probabilities():
     probs_SBK = (1e-4 * random_normal(8, 100, 5)).softmax(-1)
-    found, exact = mutual_information(probs_SBK.float()).double(), mutual_information(probs_SBK)
-    assert (found / exact - 1).abs().max() < 1e-2
+    actual, exact = mutual_information(probs_SBK.float()).double(), mutual_information(probs_SBK)
+    assert (actual / exact - 1).abs().max() < 1e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

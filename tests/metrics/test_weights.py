@@ -24,8 +24,8 @@ REAL, MEAN = normal(B, seed=5), normal(B, seed=6)
 
 def test_scores_are_those_of_scikit_learn():
     rows, weights = PROBS.numpy(), WEIGHTS.numpy()
-    found = metrics.accuracy(PROBS, LABELS, weights_B=WEIGHTS)
-    assert_close(found, sk.accuracy_score(LABELS, rows.argmax(1), sample_weight=weights))
+    actual = metrics.accuracy(PROBS, LABELS, weights_B=WEIGHTS)
+    assert_close(actual, sk.accuracy_score(LABELS, rows.argmax(1), sample_weight=weights))
     log_prob = PROBS.gather(1, LABELS[:, None])[:, 0].log()
     assert_close(metrics.nll(log_prob, weights_B=WEIGHTS), sk.log_loss(LABELS, rows, sample_weight=weights))
     squares = [sk.brier_score_loss(k == LABELS, rows[:, k], sample_weight=weights) for k in range(K)]
@@ -63,10 +63,10 @@ def test_integer_weights_are_repeated_rows(name: str, tied: bool):
 
 @pytest.mark.parametrize("kind", ["width", "mass"])
 def test_bins_of_weighted_rows(kind: Any):
-    found = metrics.reliability(PROBS, LABELS, 10, kind=kind, weights_B=COUNTS)
+    actual = metrics.reliability(PROBS, LABELS, 10, kind=kind, weights_B=COUNTS)
     expected = metrics.reliability(PROBS.repeat_interleave(COUNTS, 0), LABELS.repeat_interleave(COUNTS), 10, kind=kind)
     for name in ("confidence", "accuracy", "count", "edges"):
-        assert_close(getattr(found, name), getattr(expected, name))
+        assert_close(getattr(actual, name), getattr(expected, name))
     ones = metrics.reliability(PROBS, LABELS, 10, kind=kind, weights_B=torch.ones(B))
     plain = metrics.reliability(PROBS, LABELS, 10, kind=kind)
     for name in ("confidence", "accuracy", "count", "edges"):
@@ -153,8 +153,8 @@ def test_detection_is_that_of_repeated_inputs(positive: Any) -> None:
     side: Any = {"positive": positive}
     each: Any = ((metrics.auroc, {}), (metrics.aupr, side), (metrics.fpr95, side))
     for metric, options in each:
-        found, expected = metric(inside, outside, **options, **weights), metric(*repeated, **options)
-        assert math.isclose(found, expected, rel_tol=1e-12), metric.__name__
+        actual, expected = metric(inside, outside, **options, **weights), metric(*repeated, **options)
+        assert math.isclose(actual, expected, rel_tol=1e-12), metric.__name__
     # another library, with weights that are no whole numbers
     shares = [torch.rand(len(each), generator=source).double() for each in (inside, outside)]
     weights = dict(zip(weights, shares, strict=True))
@@ -162,7 +162,7 @@ def test_detection_is_that_of_repeated_inputs(positive: Any) -> None:
     about = (labels, scores) if positive == "out" else (1 - labels, -scores)
     every = torch.cat(shares)
     assert math.isclose(metrics.auroc(inside, outside, **weights), sk.roc_auc_score(*about, sample_weight=every))
-    found = metrics.aupr(inside, outside, positive, **weights)
-    assert math.isclose(found, sk.average_precision_score(*about, sample_weight=every))
+    actual = metrics.aupr(inside, outside, positive, **weights)
+    assert math.isclose(actual, sk.average_precision_score(*about, sample_weight=every))
     with pytest.raises(ValueError, match="weights"):
         metrics.auroc(inside, outside, in_weights_N=-shares[0])

@@ -89,13 +89,13 @@ def test_values_and_gradients_are_those_of_a_loop_by_hand(low: str, chunk_size: 
         total = total + nn.functional.cross_entropy(outputs.float(), y[where], reduction="sum").double() / 16
     (total * 4096).backward()  # a power of 2, without which float16 would lose small numbers
     model = model_of(autocast=low, chunk_size=chunk_size)
-    found, expected = (
+    actual, expected = (
         nll(model),
         model.layout.join({name: leaf.grad / 4096 for name, leaf in leaves.items() if leaf.grad is not None}),
     )
-    assert found.gradient.dtype == torch.float32
-    torch.testing.assert_close(found.gradient[0], expected, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(found.log_density[0], total.detach(), rtol=1e-6, atol=0)
+    assert actual.gradient.dtype == torch.float32
+    torch.testing.assert_close(actual.gradient[0], expected, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(actual.log_density[0], total.detach(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler
@@ -106,10 +106,10 @@ def test_gradients_are_those_of_float32_to_rounding(low: str, plan: str, checkpo
     if checkpointed and plan != "loop":
         pytest.skip("a transform would keep the activations")
     exact = nll(model_of(), copies=2)
-    found = nll(model_of(Net(checkpointed), autocast=low), plan=plan, copies=2)
-    error = float((found.gradient - exact.gradient).norm() / exact.gradient.norm())
+    actual = nll(model_of(Net(checkpointed), autocast=low), plan=plan, copies=2)
+    error = float((actual.gradient - exact.gradient).norm() / exact.gradient.norm())
     assert 0 < error < 4 * EPS[low]  # three products and their gradients, rounded independently
-    assert 0 < float((found.log_density - exact.log_density).abs().max()) < 2 * EPS[low]
+    assert 0 < float((actual.log_density - exact.log_density).abs().max()) < 2 * EPS[low]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -166,11 +166,11 @@ def test_gradients_that_leave_float16_are_scaled(factor: float) -> None:
     assert leaf.grad is not None
     if factor < 1:
         assert not leaf.grad.any()  # what would be without a factor
-    found = nll(model_of(Faint(factor), autocast="float16")).gradient
+    actual = nll(model_of(Faint(factor), autocast="float16")).gradient
     if factor <= 1:  # else the softmax is that of outputs of 16 bits
-        torch.testing.assert_close(found.double(), exact, rtol=0, atol=8 * EPS["float16"] * float(exact.abs().max()))
-    assert bool(found.isfinite().all())
-    assert bool(found.any())
+        torch.testing.assert_close(actual.double(), exact, rtol=0, atol=8 * EPS["float16"] * float(exact.abs().max()))
+    assert bool(actual.isfinite().all())
+    assert bool(actual.any())
 
 
 def test_the_same_rows_are_taken_again_at_a_smaller_factor() -> None:
@@ -227,8 +227,8 @@ def test_noise_of_layers_is_not_lost_in_float16() -> None:
         model = model_of(layer, autocast=low)
         density, mean_MD = tb.LogDensity(model, 16, plan="loop"), model.given_weights().unsqueeze(0)
         scale_MD, batch = torch.full_like(mean_MD, 1e-5), model.unpack(rows()).map(lambda t: t.unsqueeze(0))
-        found = by_layers(density, mean_MD, scale_MD, batch=batch, estimator="local", buffers={}, seeds=[1], step=0)
-        gradients.append(found.scale_MD)
+        actual = by_layers(density, mean_MD, scale_MD, batch=batch, estimator="local", buffers={}, seeds=[1], step=0)
+        gradients.append(actual.scale_MD)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-6)
 
 
@@ -256,13 +256,13 @@ def test_weights_in_float64_are_refused() -> None:
 
 
 def test_curvature_is_that_of_float32() -> None:
-    found: list[Any] = []
+    actual: list[Any] = []
     for low in (None, "bfloat16"):
         model = model_of(autocast=low)
         method = tb.Laplace(check_mode=False, prior="model")
-        found.append(tb.fit(model, rows(), method, start=model.given_weights(), callbacks=()))
-    assert torch.equal(found[0].log_evidence(), found[1].log_evidence())
-    assert torch.equal(*(tb.predict(posterior, rows()[0]).probs for posterior in found))  # linearised
+        actual.append(tb.fit(model, rows(), method, start=model.given_weights(), callbacks=()))
+    assert torch.equal(actual[0].log_evidence(), actual[1].log_evidence())
+    assert torch.equal(*(tb.predict(posterior, rows()[0]).probs for posterior in actual))  # linearised
 
 
 def test_a_subspace_has_weights_in_float32() -> None:
@@ -321,10 +321,10 @@ def test_autocast_of_the_program_changes_nothing() -> None:
     for method, options in cases:
         one, expected = asked(method, **options)
         with torch.autocast("cpu", torch.bfloat16):
-            other, found = asked(method, **options)
+            other, actual = asked(method, **options)
             assert torch.is_autocast_enabled("cpu")
         # not bit for bit, because the plan may be another; autocast would change three digits
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(one.sample(4), other.sample(4))
 
 
@@ -333,11 +333,11 @@ def test_threads_have_an_autocast_each() -> None:
         model = model_of(autocast=low)  # here, because it seeds PyTorch's generator
 
         def run() -> None:
-            found[low] = [nll(model).gradient for _ in range(20)]
+            actual[low] = [nll(model).gradient for _ in range(20)]
 
         return run
 
-    found: dict[Any, list[Tensor]] = {}
+    actual: dict[Any, list[Tensor]] = {}
     kinds = (None, "bfloat16", "float16")
     expected = {low: nll(model_of(autocast=low)).gradient for low in kinds}
     threads = [threading.Thread(target=asked(low)) for low in (*kinds, None)]
@@ -345,7 +345,7 @@ def test_threads_have_an_autocast_each() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for low, gradients in found.items():
+    for low, gradients in actual.items():
         assert len(gradients) == 20
         assert all(torch.equal(gradient, expected[low]) for gradient in gradients)
 

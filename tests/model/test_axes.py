@@ -139,9 +139,9 @@ def test_weights_of_norms_are_no_matrices(layer: nn.Module) -> None:
 def test_attention_has_matrices_and_two_biases_of_three_axes() -> None:
     net = nn.MultiheadAttention(4, 2, add_bias_kv=True, kdim=9, vdim=16)
     prior = model_of(net, priors.FanInNormal(gain=6.0, bias_scale=0.5)).prior
-    found = {name: set(prior.stds()[where].tolist()) for name, where in prior.layout.slices.items()}
+    actual = {name: set(prior.stds()[where].tolist()) for name, where in prior.layout.slices.items()}
     weights = {"q_proj_weight": {3.0}, "k_proj_weight": {2.0}, "v_proj_weight": {1.5}, "out_proj.weight": {3.0}}
-    assert found == {**{name: {0.5} for name in found}, **weights}
+    assert actual == {**{name: {0.5} for name in actual}, **weights}
     assert model_of(nn.MultiheadAttention(4, 2), priors.FanInNormal(gain=6.0)).prior.stds()[0] == 3.0
 
 

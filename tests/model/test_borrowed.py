@@ -554,12 +554,12 @@ def test_threads_read_one_base(form: str):
     given = adapted()
     model = model_of(given if form == "module" else lambda: given)
     posterior = fitted(model)
-    expected, found, wrong = tb.predict(posterior, INPUTS).probs, [], []
+    expected, actual, wrong = tb.predict(posterior, INPUTS).probs, [], []
 
     def work() -> None:
         try:
             assert_borrowed(model.network, given)
-            found.append((tb.predict(posterior, INPUTS).probs, fitted(model).weights_MD))
+            actual.append((tb.predict(posterior, INPUTS).probs, fitted(model).weights_MD))
         except BaseException as error:
             wrong.append(error)
 
@@ -569,6 +569,6 @@ def test_threads_read_one_base(form: str):
     for thread in threads:
         thread.join()
     assert not wrong
-    for probs, weights_MD in found:
+    for probs, weights_MD in actual:
         assert torch.equal(probs, expected)
         assert_close(weights_MD, posterior.weights_MD, rtol=1e-5, atol=1e-6)

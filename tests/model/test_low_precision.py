@@ -96,15 +96,15 @@ def test_the_gradient_is_that_of_a_loop_by_hand_with_float32_weights(name: str, 
     weights_MD = model.layout.join(masters).detach().unsqueeze(0)
     assert weights_MD.dtype == model.network.dtype == torch.float32
     batch = model.unpack((x, y)).map(lambda t: t.unsqueeze(0))
-    found = tb.LogDensity(model, len(x), plan=plan)(weights_MD, batch)
+    actual = tb.LogDensity(model, len(x), plan=plan)(weights_MD, batch)
     wide = (
         0 if plan == "loop" else 0.02 * float(torch.cat([e.flatten() for e in expected]).abs().max())
     )  # other kernels
     torch.testing.assert_close(
-        found.gradient[0], model.layout.join(dict(zip(masters, expected, strict=True))), rtol=1e-6, atol=1e-6 + wide
+        actual.gradient[0], model.layout.join(dict(zip(masters, expected, strict=True))), rtol=1e-6, atol=1e-6 + wide
     )
     torch.testing.assert_close(
-        found.log_likelihood[0].float(), joint.detach(), rtol=1e-6 if plan == "loop" else 1e-2, atol=0
+        actual.log_likelihood[0].float(), joint.detach(), rtol=1e-6 if plan == "loop" else 1e-2, atol=0
     )
 
 
@@ -174,8 +174,8 @@ def test_a_mode_in_bfloat16_is_a_start_for_laplace_in_float32() -> None:
     module, data = network("bfloat16"), rows()
     mode = tb.fit(model_of(module), data, METHODS["map"], callbacks=())
     full = model_of(copy.deepcopy(module).float())
-    found: Any = tb.fit(full, data, METHODS["kronecker"], start=mode, callbacks=())
-    assert torch.equal(found.mean_MD, mode.weights_MD)  # type: ignore[attr-defined]
+    actual: Any = tb.fit(full, data, METHODS["kronecker"], start=mode, callbacks=())
+    assert torch.equal(actual.mean_MD, mode.weights_MD)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("method", METROPOLIS, ids=lambda m: type(m).__name__)

@@ -301,18 +301,18 @@ def test_recalibrated_statistics_are_the_averages_over_batches_weighted_by_rows(
     for name in ("backbone.1", "head.0"):
         module.get_buffer(f"{name}.running_mean").fill_(9.0)
     network, batches = Network(module), [normal(rows, 3, seed=rows) for rows in (4, 9, 2)]
-    found = network.recalibrate(network.weights() * 1.5, iter(batches))
+    actual = network.recalibrate(network.weights() * 1.5, iter(batches))
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(1.5)
         hidden = [module.backbone[0](batch) for batch in batches]
         means, variances = (torch.stack([getattr(h, f)(0) for h in hidden]) for f in ("mean", "var"))
         share = torch.tensor([4, 9, 2], dtype=torch.float64).unsqueeze(1) / 15
-        assert_close(found["backbone.1.running_mean"], (share * means).sum(0))
-        assert_close(found["backbone.1.running_var"], (share * variances).sum(0))
+        assert_close(actual["backbone.1.running_mean"], (share * means).sum(0))
+        assert_close(actual["backbone.1.running_var"], (share * variances).sum(0))
         normed = [F.batch_norm(h, None, None, *module.backbone[1].parameters(), training=True) for h in hidden]
-        assert_close(found["head.0.running_mean"], (share * torch.stack([h.mean(0) for h in normed])).sum(0))
-        assert_close(found["head.0.running_var"], (share * torch.stack([h.var(0) for h in normed])).sum(0))
+        assert_close(actual["head.0.running_mean"], (share * torch.stack([h.mean(0) for h in normed])).sum(0))
+        assert_close(actual["head.0.running_var"], (share * torch.stack([h.var(0) for h in normed])).sum(0))
     own = network.buffers["head.0.running_mean"]
     assert (own == 9.0).all()  # the network's own buffers are unchanged, and nothing was left in training mode
     assert torch.equal(network(network.weights(), batches[0]), network(network.weights(), batches[0]))
@@ -321,8 +321,8 @@ def test_recalibrated_statistics_are_the_averages_over_batches_weighted_by_rows(
 def test_recalibration_starts_from_given_buffers_and_leaves_them_alone():
     network = Network(ConvNorm())
     given = {n: b + 1 for n, b in network.buffers.items()}
-    found = network.recalibrate(network.weights(), [IMAGES, IMAGES], given)
-    assert found["body.1.num_batches_tracked"].item() == 3
+    actual = network.recalibrate(network.weights(), [IMAGES, IMAGES], given)
+    assert actual["body.1.num_batches_tracked"].item() == 3
     assert given["body.1.num_batches_tracked"].item() == 1
     with pytest.raises(ValueError, match="cannot be recalibrated without data; got no batch"):
         network.recalibrate(network.weights(), [])

@@ -110,15 +110,15 @@ def test_a_fit_is_that_of_a_network_with_memory(form: Callable[..., nn.Module], 
     model, held = model_of(form(make)), model_of(made(make))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tb.ProblemWarning)
-        found, expected = (
+        actual, expected = (
             tb.fit(m, (INPUTS, TARGETS), method, directory=tmp_path / name, callbacks=())
             for name, m in (("none", model), ("held", held))
         )
-        torch.testing.assert_close(tb.predict(found, INPUTS).probs, tb.predict(expected, INPUTS).probs)
+        torch.testing.assert_close(tb.predict(actual, INPUTS).probs, tb.predict(expected, INPUTS).probs)
         read = load(tmp_path / "held" / "posterior.safetensors", model)
         torch.testing.assert_close(tb.predict(read, INPUTS).probs, tb.predict(expected, INPUTS).probs)
-        average = found.module()
-        torch.testing.assert_close(average(INPUTS)["probs"], tb.predict(found, INPUTS).probs)
+        average = actual.module()
+        torch.testing.assert_close(average(INPUTS)["probs"], tb.predict(actual, INPUTS).probs)
         trained = module_at(model.network, expected.weights_MD[0])  # type: ignore[attr-defined]
         again = tb.fit(model, (INPUTS, TARGETS), tb.MAP(epochs=1), start=trained, callbacks=())
         same = tb.fit(held, (INPUTS, TARGETS), tb.MAP(epochs=1), start=trained, callbacks=())
@@ -149,7 +149,7 @@ def test_laplace_subspaces_and_evidence_know_weights_without_memory():
 
     targets = INPUTS[:, :1].double()
     data = (INPUTS.double(), targets)
-    found = []
+    actual = []
     for network in (make, made(make)):
         model = tb.Model(network, tb.likelihoods.Gaussian(0.5), tb.priors.Normal(1.0))
         start = model.given_weights()
@@ -159,8 +159,8 @@ def test_laplace_subspaces_and_evidence_know_weights_without_memory():
         spread = tb.fit(model, data, tb.Laplace(check_mode=False, prior="model"), start=start, callbacks=())
         assert isinstance(spread, tb.LaplacePosterior)
         means = [tb.predict(each, data[0]).mean for each in (posterior, tb.Linearised(spread))]
-        found.append([torch.tensor(evidence), *means])
-    for one, other in zip(*found, strict=True):
+        actual.append([torch.tensor(evidence), *means])
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(one, other)
 
 

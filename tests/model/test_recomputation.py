@@ -82,15 +82,15 @@ def minibatches(members: int = 3) -> Batch:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("way", EVERY)
 def test_density_and_gradient_are_those_without_checkpoints(way: str, training: bool) -> None:
-    found, oracle = (
+    actual, oracle = (
         LogDensity(one, 12, Batch(X, Y), chunk_size=5, training=training) for one in (model(way), model("never"))
     )
     for batch in (None, minibatches()):
-        one, other = (density(weights(density.model), batch) for density in (found, oracle))
+        one, other = (density(weights(density.model), batch) for density in (actual, oracle))
         assert_close(one.log_density, other.log_density, rtol=1e-13)
         assert_close(one.gradient, other.gradient, rtol=1e-12, atol=1e-13)
-    assert found.plan is not None
-    assert found.plan.backend == "loop"
+    assert actual.plan is not None
+    assert actual.plan.backend == "loop"
 
 
 @pytest.mark.parametrize("way", EVERY)
@@ -121,9 +121,9 @@ def test_dropout_has_the_masks_of_the_first_pass(way: str) -> None:
     for one in models:
         density = LogDensity(one, 12, plan="loop", training=True)
         values.append([density(weights(one), minibatches(), seeds=[seed, 2, 3]) for seed in (1, 4)])
-    for found, oracle in zip(*values, strict=True):
-        assert_close(found.log_density, oracle.log_density, rtol=1e-13)
-        assert_close(found.gradient, oracle.gradient, rtol=1e-12, atol=1e-13)
+    for actual, oracle in zip(*values, strict=True):
+        assert_close(actual.log_density, oracle.log_density, rtol=1e-13)
+        assert_close(actual.gradient, oracle.gradient, rtol=1e-12, atol=1e-13)
     assert not torch.equal(values[0][0].gradient[0], values[0][1].gradient[0])
     assert torch.equal(values[0][0].gradient[1:], values[0][1].gradient[1:])
     assert torch.equal(torch.get_rng_state(), state)
@@ -131,16 +131,16 @@ def test_dropout_has_the_masks_of_the_first_pass(way: str) -> None:
 
 @pytest.mark.parametrize("way", EVERY)
 def test_statistics_of_batch_norm_are_updated_once(way: str) -> None:
-    found = []
+    actual = []
     for one in (model(way, norm=True), model("never", norm=True)):
         density = LogDensity(one, 12, plan="loop", training=True)
         buffers = one.network.stacked_buffers(3)
         value = density(weights(one), minibatches(), buffers=buffers)
-        found.append((value.gradient, buffers))
-    assert_close(found[0][0], found[1][0], rtol=1e-12, atol=1e-13)
-    for name, buffer in found[1][1].items():
-        assert_close(found[0][1][name], buffer, rtol=1e-13)
-        assert torch.equal(found[0][1][name], buffer)
+        actual.append((value.gradient, buffers))
+    assert_close(actual[0][0], actual[1][0], rtol=1e-12, atol=1e-13)
+    for name, buffer in actual[1][1].items():
+        assert_close(actual[0][1][name], buffer, rtol=1e-13)
+        assert torch.equal(actual[0][1][name], buffer)
 
 
 def test_norms_of_spectra_are_run_again_with_the_vectors_of_the_first_pass() -> None:
@@ -158,7 +158,7 @@ def test_norms_of_spectra_are_run_again_with_the_vectors_of_the_first_pass() -> 
 @pytest.mark.parametrize("way", EVERY)
 def test_graphs_that_live_on_are_exact(way: str) -> None:
     """Two graphs at once, kept for a second pass, differentiated twice, and by many columns at once."""
-    found = []
+    actual = []
     for one in (model(way), model("never")):
         first, second = (w.requires_grad_() for w in weights(one, 2))
         outputs = [one.network(w, X) for w in (first, second)]
@@ -168,8 +168,8 @@ def test_graphs_that_live_on_are_exact(way: str) -> None:
         (again,) = torch.autograd.grad(outputs[0].logsumexp(-1).sum(), first, retain_graph=True)
         rows = torch.eye(24, dtype=torch.float64).view(24, 12, 2)
         (jacobian,) = torch.autograd.grad(outputs[1], second, rows, is_grads_batched=True)
-        found.append((gradient.detach(), curved, again, jacobian))
-    for one, other in zip(*found, strict=True):
+        actual.append((gradient.detach(), curved, again, jacobian))
+    for one, other in zip(*actual, strict=True):
         assert_close(one, other, rtol=1e-11, atol=1e-13)
 
 
@@ -182,9 +182,9 @@ def test_four_threads_at_once(way: str) -> None:
 
     def gradient(number: int) -> Tensor:
         batch = minibatches(4).map(lambda t: t[number : number + 1])
-        found = [density(given[number : number + 1], batch, seeds=[number]).gradient for _ in range(20)]
-        assert all(torch.equal(each, found[0]) for each in found)
-        return found[0]
+        actual = [density(given[number : number + 1], batch, seeds=[number]).gradient for _ in range(20)]
+        assert all(torch.equal(each, actual[0]) for each in actual)
+        return actual[0]
 
     with ThreadPoolExecutor(4) as pool:
         together = torch.cat([*pool.map(gradient, range(4))])
@@ -210,12 +210,12 @@ def test_stacked_members_are_refused(way: str, plan: Any) -> None:
 
 @pytest.mark.parametrize("way", EVERY)
 def test_transforms_keep_activations(way: str) -> None:
-    found = []
+    actual = []
     for one in (model(way), model("never")):
         jacobian = torch.func.jacrev(lambda w, one=one: one.network(w, X))(one.given_weights())
         stacked = vmap(torch.func.grad(lambda w, one=one: one.network(w, X).square().sum()))(weights(one))
-        found.append((jacobian, stacked))
-    for one, other in zip(*found, strict=True):
+        actual.append((jacobian, stacked))
+    for one, other in zip(*actual, strict=True):
         assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 

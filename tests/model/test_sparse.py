@@ -49,7 +49,7 @@ SPARSE: dict[str, tuple[Callable[[bool], nn.Module], Tensor]] = {
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_gradients_and_buffers_change_nothing(name: str, tmp_path: Path) -> None:
     make, inputs = SPARSE[name]
-    found = []
+    actual = []
     for sparse in (True, False):
         torch.manual_seed(0)
         module = make(sparse)
@@ -68,8 +68,8 @@ def test_sparse_gradients_and_buffers_change_nothing(name: str, tmp_path: Path) 
         assert isinstance(laplace, tb.LaplacePosterior)
         loaded = tb.load(run / "posterior.safetensors", model)
         nll = tb.evaluate(loaded, (inputs, TARGETS)).metrics["nll"]
-        found.append((mode.weights_MD, laplace.log_evidence(), torch.tensor(nll)))
+        actual.append((mode.weights_MD, laplace.log_evidence(), torch.tensor(nll)))
         if name in {"embedding", "bag"}:
             assert module.get_submodule("0").sparse is sparse  # the given module stays as it is
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)

@@ -80,10 +80,10 @@ def test_coordinates_have_the_conditional_prior(prior: str) -> None:
     }
     if prior == "correlated":
         gaussian = tb.Gaussian(linear(), normal(1, 6, seed=8), Dense(root.unsqueeze(0)))
-        found, mean_D, covariance_DD = tb.as_prior(gaussian), normal(1, 6, seed=8)[0], root @ root.T
+        actual, mean_D, covariance_DD = tb.as_prior(gaussian), normal(1, 6, seed=8)[0], root @ root.T
     else:
-        found, mean_D, covariance_DD = priors[prior]
-    space = tb.Subspace(linear(found), ORIGIN, BASIS)
+        actual, mean_D, covariance_DD = priors[prior]
+    space = tb.Subspace(linear(actual), ORIGIN, BASIS)
     expected = conditional(mean_D, covariance_DD)
     lifted = space.lift(torch.eye(3, RANK).double().flip(0))
     axes = torch.stack([lifted[1], lifted[2]]) - lifted[0]
@@ -95,13 +95,13 @@ def test_coordinates_have_the_conditional_prior(prior: str) -> None:
 def test_laplace_in_a_subspace_is_the_exact_conditional() -> None:
     space, (mean_D, covariance_DD) = tb.Subspace(linear(), ORIGIN, BASIS), conditional(*exact().posterior())
     model = space.whole
-    found = tb.fit(model, data(), tb.Laplace("dense", prior="model"), start=mean_D, space=space, callbacks=())
-    assert isinstance(found, tb.InSubspace)
-    assert isinstance(found.inner, tb.LaplacePosterior)
-    assert found.problems == ()
-    assert_close(space.lift(found.inner.mean_MD)[0], mean_D, rtol=1e-9)
+    actual = tb.fit(model, data(), tb.Laplace("dense", prior="model"), start=mean_D, space=space, callbacks=())
+    assert isinstance(actual, tb.InSubspace)
+    assert isinstance(actual.inner, tb.LaplacePosterior)
+    assert actual.problems == ()
+    assert_close(space.lift(actual.inner.mean_MD)[0], mean_D, rtol=1e-9)
     axes_RD = space.lift(torch.eye(RANK).double()) - space.lift(torch.zeros(RANK).double())
-    covariance = axes_RD.T @ found.inner.gaussian.covariance.dense()[0] @ axes_RD
+    covariance = axes_RD.T @ actual.inner.gaussian.covariance.dense()[0] @ axes_RD
     assert_close(covariance, covariance_DD, rtol=1e-8, atol=1e-12)
 
 
@@ -119,8 +119,8 @@ SAMPLERS = [pytest.param(EXACT[name], marks=() if name == "nuts" else pytest.mar
 @pytest.mark.parametrize("method", SAMPLERS)
 def test_samplers_in_a_subspace_meet_the_exact_conditional(method: Any) -> None:
     space, (mean_D, covariance_DD) = tb.Subspace(linear(), ORIGIN, BASIS), conditional(*exact().posterior())
-    found: Any = tb.fit(space.whole, data(), method, space=space, callbacks=())
-    weights_MSD = space.lift(found.inner.weights_MSD)
+    actual: Any = tb.fit(space.whole, data(), method, space=space, callbacks=())
+    weights_MSD = space.lift(actual.inner.weights_MSD)
     centred = weights_MSD - mean_D
     for value, expected in ((centred, 0.0), (centred.square(), covariance_DD.diagonal())):
         assert ((value.mean((0, 1)) - expected).abs() < 4.5 * mcse_mean(value)).all()
@@ -152,11 +152,11 @@ def test_a_prior_of_the_coordinates_takes_the_place_of_the_models(prior: Any, te
     space = tb.Subspace(model, ORIGIN, BASIS, prior_scale=0.6)
     mean_R, covariance_RR = of_coordinates(0.6, temperature)
     method, start = tb.Laplace("dense", prior="model"), ORIGIN + mean_R @ BASIS
-    found: Any = tb.fit(model, data(), method, start=start, space=space, callbacks=())
-    assert found.problems == ()
-    assert_close(space.lift(found.inner.mean_MD)[0], ORIGIN + mean_R @ BASIS, rtol=1e-9)
+    actual: Any = tb.fit(model, data(), method, start=start, space=space, callbacks=())
+    assert actual.problems == ()
+    assert_close(space.lift(actual.inner.mean_MD)[0], ORIGIN + mean_R @ BASIS, rtol=1e-9)
     axes_RD = space.lift(torch.eye(RANK).double()) - space.lift(torch.zeros(RANK).double())
-    covariance = axes_RD.T @ found.inner.gaussian.covariance.dense()[0] @ axes_RD
+    covariance = axes_RD.T @ actual.inner.gaussian.covariance.dense()[0] @ axes_RD
     assert_close(covariance, BASIS.T @ covariance_RR @ BASIS, rtol=1e-8, atol=1e-12)
 
 
@@ -183,10 +183,10 @@ def test_a_full_gaussian_in_a_subspace_is_the_exact_conditional() -> None:
         batch_size=30,
         kl_weight=1.0,
     )
-    found: Any = tb.fit(space.whole, data(), method, space=space, callbacks=())
+    actual: Any = tb.fit(space.whole, data(), method, space=space, callbacks=())
     axes_RD = space.lift(torch.eye(RANK).double()) - space.lift(torch.zeros(RANK).double())
-    assert_close(space.lift(found.inner.mean_MD)[0], mean_D, atol=0.02)
-    covariance = axes_RD.T @ found.inner.gaussian.covariance.dense()[0] @ axes_RD
+    assert_close(space.lift(actual.inner.mean_MD)[0], mean_D, atol=0.02)
+    covariance = axes_RD.T @ actual.inner.gaussian.covariance.dense()[0] @ axes_RD
     assert_close(covariance, covariance_DD, rtol=0.1, atol=2e-3)
 
 
@@ -264,8 +264,8 @@ def test_a_subspace_of_a_posterior_serves_the_same_network_at_another_temperatur
     features_NR = torch.cat([INPUTS, torch.ones(30, 1).double()], 1) @ there.basis_RD.T
     precision_RR = torch.eye(RANK).double() / 0.6**2 + features_NR.T @ features_NR / NOISE**2 / 4
     method = tb.Laplace("dense", prior="model", check_mode=False)
-    found: Any = tb.fit(tempered, data(), method, start=there.origin_D, space=there, callbacks=())
-    covariance_RR = 0.6**2 * found.inner.gaussian.covariance.dense()[0]
+    actual: Any = tb.fit(tempered, data(), method, start=there.origin_D, space=there, callbacks=())
+    covariance_RR = 0.6**2 * actual.inner.gaussian.covariance.dense()[0]
     assert_close(covariance_RR, torch.linalg.inv(precision_RR), rtol=1e-8, atol=1e-12)
     with pytest.raises(ValueError, match="another model's weights"):
         tb.fit(tempered, data(), method, start=here.origin_D, space=here, callbacks=())
@@ -293,9 +293,9 @@ def test_a_subspace_of_a_posterior_is_found_again_in_a_file(tmp_path: Path) -> N
     model = linear(tb.priors.Flat())
     swag = tb.fit(model, data(), tb.SWAG(epochs=12, rank=5, per_epoch=1, batch_size=8), callbacks=())
     space = tb.Subspace.of(swag, rank=3, prior_scale=2.0)
-    found = tb.fit(model, data(), tb.EllipticalSlice(2, 40, 10), space=space, callbacks=(), directory=tmp_path / "run")
-    again = tb.load(found.save(tmp_path / "posterior.safetensors"), model)
-    assert_close(again.sample(20), found.sample(20), rtol=0)
+    actual = tb.fit(model, data(), tb.EllipticalSlice(2, 40, 10), space=space, callbacks=(), directory=tmp_path / "run")
+    again = tb.load(actual.save(tmp_path / "posterior.safetensors"), model)
+    assert_close(again.sample(20), actual.sample(20), rtol=0)
     assert again.space.prior_scale == 2.0  # type: ignore[attr-defined]
     resumed = tb.Subspace(model, space.origin_D, space.basis_RD, prior_scale=1.0)
     assert resumed.checksum != space.checksum
@@ -303,8 +303,8 @@ def test_a_subspace_of_a_posterior_is_found_again_in_a_file(tmp_path: Path) -> N
 
 def test_a_mode_in_a_subspace_is_the_conditional_mean() -> None:
     space, expected = tb.Subspace(linear(), ORIGIN, BASIS), conditional(*exact().posterior())[0]
-    found = tb.fit(space.whole, data(), tb.MAP(epochs=300, optimizer=tb.Adam(0.05)), space=space, callbacks=())
-    assert_close(found.sample(1)[0], expected, rtol=1e-5)
+    actual = tb.fit(space.whole, data(), tb.MAP(epochs=300, optimizer=tb.Adam(0.05)), space=space, callbacks=())
+    assert_close(actual.sample(1)[0], expected, rtol=1e-5)
 
 
 # --- any method, any network ---
@@ -314,18 +314,18 @@ def test_a_mode_in_a_subspace_is_the_conditional_mean() -> None:
 def test_every_method_runs_in_a_subspace_and_speaks_of_weights(make: Callable[[], Any], tmp_path: Path) -> None:
     model, rows = model_of(), rows_of()
     space = tb.Subspace.random(model, model.network.weights(), 3, seed=5)
-    found = fitted(make, model, space, rows, directory=tmp_path)
-    assert isinstance(found, tb.InSubspace)
-    assert found.model is model
-    draws = 2 * found.members
-    weights_SD = found.sample(draws, seed=1)
+    actual = fitted(make, model, space, rows, directory=tmp_path)
+    assert isinstance(actual, tb.InSubspace)
+    assert actual.model is model
+    draws = 2 * actual.members
+    weights_SD = actual.sample(draws, seed=1)
     assert weights_SD.shape == (draws, model.layout.size)
     outside = weights_SD - space.lift(space.coordinates(weights_SD))
     assert_close(outside, torch.zeros_like(outside), atol=1e-12)
-    here, there = (tb.predict(posterior, rows[0], draws=draws, seed=1).probs for posterior in (found, found.inner))
+    here, there = (tb.predict(posterior, rows[0], draws=draws, seed=1).probs for posterior in (actual, actual.inner))
     assert_close(here, there, rtol=1e-9)
     loaded = tb.load(tmp_path / "posterior.safetensors", model)
-    assert_same_tensors(loaded.tensors(), found.tensors())
+    assert_same_tensors(loaded.tensors(), actual.tensors())
     assert torch.equal(loaded.sample(draws, seed=1), weights_SD)
 
 
@@ -389,20 +389,20 @@ def test_batch_norm_and_dropout_train_as_they_do_outside() -> None:
     for network in ("conv_batch_norm", "dropout", "tied", "frozen"):
         model, rows = model_of(network), rows_of(network)
         space = tb.Subspace.random(model, model.network.weights(), 3)
-        found = tb.fit(model, rows, tb.MAP(2, epochs=1, batch_size=12), space=space, seed=1, callbacks=())
+        actual = tb.fit(model, rows, tb.MAP(2, epochs=1, batch_size=12), space=space, seed=1, callbacks=())
         if network == "conv_batch_norm":
-            assert found.buffers_M is not None
-            assert found.buffers_M.keys() == model.network.buffers.keys()
-            assert (found.buffers_M["1.running_mean"] != 0).all()
-        assert torch.isfinite(tb.predict(found, rows[0]).probs).all()
+            assert actual.buffers_M is not None
+            assert actual.buffers_M.keys() == model.network.buffers.keys()
+            assert (actual.buffers_M["1.running_mean"] != 0).all()
+        assert torch.isfinite(tb.predict(actual, rows[0]).probs).all()
         assert_same_tensors(dict(made(network).state_dict()), dict(made(network).state_dict()))
 
 
 def test_learned_noise_stays_a_coordinate_of_its_own() -> None:
     model = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian("learned"), tb.priors.Normal(1.5))
     space = tb.Subspace(model, ORIGIN, BASIS)
-    found = tb.fit(model, data(), tb.MAP(epochs=500, optimizer=tb.Adam(0.05)), space=space, callbacks=())
-    weights_D = found.sample(1)[0]
+    actual = tb.fit(model, data(), tb.MAP(epochs=500, optimizer=tb.Adam(0.05)), space=space, callbacks=())
+    weights_D = actual.sample(1)[0]
     assert weights_D.shape == (FEATURES + 2,)
     residual = data()[1][:, 0] - INPUTS @ weights_D[:FEATURES] - weights_D[FEATURES]
     assert_close(weights_D[-1].exp(), residual.square().mean().sqrt(), rtol=0.1)

@@ -33,9 +33,9 @@ class Standardises(nn.Module):
 
 def both(**options: Any) -> tuple[tb.Model, tb.Model]:
     """Return models of a network that writes on its inputs, and of one that does not."""
-    found = [Standardises(in_place=in_place, **options) for in_place in (True, False)]
-    found[0].load_state_dict(found[1].state_dict())
-    return tb.Model(found[0], NORMAL), tb.Model(found[1], NORMAL)
+    actual = [Standardises(in_place=in_place, **options) for in_place in (True, False)]
+    actual[0].load_state_dict(actual[1].state_dict())
+    return tb.Model(actual[0], NORMAL), tb.Model(actual[1], NORMAL)
 
 
 def densities(model: tb.Model, inputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
@@ -48,18 +48,18 @@ def predicted(model: tb.Model, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def trained(model: tb.Model, inputs: Tensor, targets: Tensor) -> Tensor:
-    found = tb.fit(model, (inputs, targets), tb.MAP(epochs=3, batch_size=4, plan="loop"), callbacks=())
-    assert isinstance(found, tb.Point)
-    return found.weights_MD
+    actual = tb.fit(model, (inputs, targets), tb.MAP(epochs=3, batch_size=4, plan="loop"), callbacks=())
+    assert isinstance(actual, tb.Point)
+    return actual.weights_MD
 
 
 def evidence(model: tb.Model, inputs: Tensor, targets: Tensor) -> Tensor:
     start = normal(model.layout.size, seed=2)
-    found = tb.fit(
+    actual = tb.fit(
         model, [(inputs, targets)], tb.Laplace("dense", check_mode=False, prior="model"), start=start, callbacks=()
     )
-    assert isinstance(found, tb.LaplacePosterior)
-    return torch.cat([found.log_evidence(), tb.Linearised(found).functions(inputs).covariance_MBKK.flatten()])
+    assert isinstance(actual, tb.LaplacePosterior)
+    return torch.cat([actual.log_evidence(), tb.Linearised(actual).functions(inputs).covariance_MBKK.flatten()])
 
 
 @pytest.mark.parametrize("asked", [densities, predicted, trained, evidence])

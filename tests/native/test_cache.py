@@ -166,13 +166,13 @@ def test_a_folder_that_a_group_can_replace_is_refused(home: Path, monkeypatch: p
 def test_a_group_is_private_if_it_is_the_users_alone(
     group: int, name: str | None, others: list[str], private: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def found(_: int) -> SimpleNamespace:
+    def actual(_: int) -> SimpleNamespace:
         if name is None:
             raise KeyError(group)
         return SimpleNamespace(gr_name=name, gr_mem=others)
 
     monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_gid=77, pw_name="me"))
-    monkeypatch.setattr(grp, "getgrgid", found)
+    monkeypatch.setattr(grp, "getgrgid", actual)
     assert cache._is_private(group) is private
 
 
@@ -224,25 +224,25 @@ def test_a_compilation_that_fails_leaves_nothing_and_one_that_was_killed_goes(ho
         (folder / name / "library").write_text("half")
         os.utime(folder / name, (time.time() - age, time.time() - age))
     path, _ = copied()
-    assert sorted(found.name for found in folder.iterdir()) == sorted(["build-new", path.name])
+    assert sorted(actual.name for actual in folder.iterdir()) == sorted(["build-new", path.name])
 
 
 def test_many_that_compile_at_once_all_get_a_sound_library(home: Path, tmp_path: Path) -> None:
     """The compiler is a separate process, so threads compete for the folder as processes do."""
-    source, found = tmp_path / "some.cpp", []
+    source, actual = tmp_path / "some.cpp", []
     source.write_text('extern "C" int value() { return 7; }\n')
     start = threading.Barrier(6)
 
     def compile_it() -> None:
         start.wait()
         path = build._compiled(source)
-        found.append((path, ctypes.CDLL(str(path)).value()))
+        actual.append((path, ctypes.CDLL(str(path)).value()))
 
     threads = [threading.Thread(target=compile_it) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 6
-    assert {value for _, value in found} == {7}
-    assert {path for path, _ in found} == set((home / "torchbayes" / "native").iterdir())
+    assert len(actual) == 6
+    assert {value for _, value in actual} == {7}
+    assert {path for path, _ in actual} == set((home / "torchbayes" / "native").iterdir())

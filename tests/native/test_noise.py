@@ -120,12 +120,12 @@ def test_words_at_the_edges_give_finite_numbers_of_full_precision(dtype: torch.d
     edges |= {part * 2**29 + near for part in range(8) for near in (-1, 0, 1) if part or near >= 0}  # eighths of a turn
     edges |= {int(2**32 * 0.5**0.5) + near for near in (-1, 0, 1)} | {2**32 - 2**k for k in range(1, 32)}  # u1 near 1
     words = np.array([[a, b, b, a] for a in sorted(edges) for b in sorted(edges)], dtype=np.uint64)
-    found = noise._numbers([torch.from_numpy(w.astype(np.int64)) for w in words.T], dtype).flatten()
-    assert found.isfinite().all()
-    assert_close(found, plain_normals(words, dtype), rtol=4 * torch.finfo(dtype).eps, atol=0)
+    actual = noise._numbers([torch.from_numpy(w.astype(np.int64)) for w in words.T], dtype).flatten()
+    assert actual.isfinite().all()
+    assert_close(actual, plain_normals(words, dtype), rtol=4 * torch.finfo(dtype).eps, atol=0)
     largest = {torch.float32: math.sqrt(66 * math.log(2)), torch.float64: math.sqrt(106 * math.log(2))}[dtype]
-    assert found.abs().max().item() == pytest.approx(largest, rel=4 * torch.finfo(dtype).eps)
-    radii = found.view(-1, 2).norm(dim=1)
+    assert actual.abs().max().item() == pytest.approx(largest, rel=4 * torch.finfo(dtype).eps)
+    radii = actual.view(-1, 2).norm(dim=1)
     assert radii.min() > 0
 
 

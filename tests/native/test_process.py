@@ -47,9 +47,9 @@ def test_plain_attention_is_that_of_the_kernel_of_plain_operations(masked: str |
     with sdpa_kernel(SDPBackend.MATH):
         wanted = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
     with plain_attention():
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+        actual = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
         assert torch.backends.cuda.flash_sdp_enabled()  # nothing of the process has changed
-    assert torch.equal(found, wanted)
+    assert torch.equal(actual, wanted)
 
 
 def test_encoders_can_be_differentiated_twice() -> None:

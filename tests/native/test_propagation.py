@@ -45,7 +45,7 @@ def run(layers: Sequence[Layer], weights_SD: Tensor, inputs: Tensor) -> Tensor:
 
 def test_moments_of_a_rectified_normal_are_those_of_quadrature() -> None:
     for mean, variance in ((0.3, 0.5), (-1.2, 0.8), (2.0, 0.1), (-3.0, 0.25)):
-        found = [float(t) for t in rectified(*(torch.tensor(x, dtype=torch.float64) for x in (mean, variance)))]
+        actual = [float(t) for t in rectified(*(torch.tensor(x, dtype=torch.float64) for x in (mean, variance)))]
         about: dict[str, Any] = {"epsabs": 1e-14}
 
         def density(z: float, mean: float = mean, std: float = math.sqrt(variance)) -> float:
@@ -53,21 +53,21 @@ def test_moments_of_a_rectified_normal_are_those_of_quadrature() -> None:
 
         first = integrate.quad(lambda z, p=density: z * p(z), 0, 12, **about)[0]
         second = integrate.quad(lambda z, p=density: z * z * p(z), 0, 12, **about)[0]
-        assert found == pytest.approx([first, second - first**2], rel=1e-8, abs=1e-13)
+        assert actual == pytest.approx([first, second - first**2], rel=1e-8, abs=1e-13)
 
 
 @pytest.mark.parametrize("a", [-40.0, -35.0, -30.0 - 1e-9, -30.0 + 1e-9, 0.0, 40.0])
 def test_moments_are_finite_and_smooth_far_from_zero(a: float) -> None:
     """At a = −40 what lies above zero is 1e-350 of the whole; at 40 the normal itself is left."""
     mean, variance = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2 * a, 4.0))
-    found = rectified(mean, variance)
-    slopes = torch.autograd.grad(found[0] + found[1], (mean, variance))
-    found = [t.detach() for t in found]
-    assert all(torch.isfinite(t).all() and (t >= 0).all() for t in (*found, *slopes))
+    actual = rectified(mean, variance)
+    slopes = torch.autograd.grad(actual[0] + actual[1], (mean, variance))
+    actual = [t.detach() for t in actual]
+    assert all(torch.isfinite(t).all() and (t >= 0).all() for t in (*actual, *slopes))
     if a == 40:
-        assert [float(t) for t in found] == pytest.approx([80.0, 4.0], rel=1e-12)
+        assert [float(t) for t in actual] == pytest.approx([80.0, 4.0], rel=1e-12)
     if a <= -35:
-        assert float(found[0]) < 1e-200
+        assert float(actual[0]) < 1e-200
         hazard = -a - 1 / a + 2 / a**3  # of a = −40 φ/Φ = 40.02497
         exact = math.exp(stats.norm.logpdf(a) - stats.norm.logcdf(a))
         assert hazard == pytest.approx(exact, rel=2e-7)
@@ -127,16 +127,16 @@ def exact_linear(noise: float, count: float) -> None:
     layers, size = network(5, 1)
     mean, variance = normal(1, size), 0.1 + normal(1, size, seed=1).square()
     inputs, targets = normal(1, 1, 5, seed=2), normal(1, 1, 1, seed=3)
-    found = Beliefs(mean.clone(), variance.clone())
+    actual = Beliefs(mean.clone(), variance.clone())
     counts = torch.full((1, 1), count, dtype=torch.float64)
     known = torch.tensor([noise], dtype=torch.float64)
-    seen = propagate(layers, found, known, rows=Rows(inputs, targets, counts))
+    seen = propagate(layers, actual, known, rows=Rows(inputs, targets, counts))
     row = torch.cat([inputs[0, 0], torch.ones(1).double()])
     precision = torch.diag(1 / variance[0]) + count * torch.outer(row, row) / noise
     exact = torch.linalg.inv(precision)
     expected = exact @ (mean[0] / variance[0] + count * row * targets[0, 0] / noise)
-    torch.testing.assert_close(found.mean_MD[0], expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.variance_MD[0], exact.diagonal(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(actual.mean_MD[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(actual.variance_MD[0], exact.diagonal(), rtol=1e-12, atol=1e-12)
     spread = float(row @ (variance[0] * row)) + noise / count
     log_z = stats.norm.logpdf(float(targets), float(row @ mean[0]), math.sqrt(spread))
     assert seen[0].tolist() == pytest.approx([log_z, 0, 1], rel=1e-12)
@@ -185,13 +185,13 @@ def test_kernel_equals_tensors(case: dict[str, Any], monkeypatch: pytest.MonkeyP
             refresh(beliefs, sites, factor, loc_D=loc, scale_D=scale)
         return *beliefs, noise, sites, factor, torch.stack(seen)
 
-    found = passed()
+    actual = passed()
     monkeypatch.setattr(propagation, "_library", lambda: None)
-    for one, other in zip(found, passed(), strict=True):
+    for one, other in zip(actual, passed(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
-    assert all(torch.isfinite(t).all() for t in found)
-    assert (found[1] > 0).all()
-    assert (found[5][..., 2] == (rows if counts is None else (counts > 0).sum(1).double())).all()
+    assert all(torch.isfinite(t).all() for t in actual)
+    assert (actual[1] > 0).all()
+    assert (actual[5][..., 2] == (rows if counts is None else (counts > 0).sum(1).double())).all()
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -201,11 +201,11 @@ def test_updates_without_a_positive_variance_are_undone(kernel: bool, monkeypatc
         monkeypatch.setattr(propagation, "_library", lambda: None)
     layers, size = network(2, 3, 1)
     start = Beliefs(normal(1, size), torch.ones(1, size, dtype=torch.float64))
-    found = Beliefs(*(t.clone() for t in start))
+    actual = Beliefs(*(t.clone() for t in start))
     noise = torch.full((1, 1, 2), 6.0, dtype=torch.float64)
     bad = torch.full((1, 1, 2), 1e200, dtype=torch.float64)
-    seen = propagate(layers, found, noise, rows=Rows(bad, torch.zeros(1, 1, 1).double()))
-    for one, other in zip(found, start, strict=True):
+    seen = propagate(layers, actual, noise, rows=Rows(bad, torch.zeros(1, 1, 1).double()))
+    for one, other in zip(actual, start, strict=True):
         assert torch.equal(one, other)
     assert seen[0, 1] == size + 1
     assert not torch.isfinite(seen[0, 0])

@@ -159,12 +159,12 @@ def test_filter_response_norm_has_the_derivatives_of_its_formula(threshold: bool
     for members, rows in ((0, None), (None, 0), (0, 0)):
         own = two if members == 0 else weights
         each = images.unsqueeze(1) if rows == 0 else images
-        found, expected = (
+        actual, expected = (
             vmap(grad(partial(loss, run), argnums=(0, 1)), (members, rows))(own, each) for run in (module, formula)
         )
-        close(found, expected)
-    found, expected = (hessian(partial(loss, run))(weights, images) for run in (module, formula))
-    close(found, expected)
+        close(actual, expected)
+    actual, expected = (hessian(partial(loss, run))(weights, images) for run in (module, formula))
+    close(actual, expected)
 
 
 def test_each_side_of_a_threshold_gets_half_of_the_gradient_where_both_are_equal():

@@ -90,9 +90,9 @@ def test_a_body_in_another_dtype_is_compared_to_its_precision(tmp_path):
         made.body[0].to(dtype)
         other = Frozen(1)
         other.body[0].to(dtype)
-        found = fingerprint(model().network)
-        assert fingerprint_differences(found, fingerprint(model(made).network)) == []
-        assert "body.0.weight" in fingerprint_differences(found, fingerprint(model(other).network))[0]
+        actual = fingerprint(model().network)
+        assert fingerprint_differences(actual, fingerprint(model(made).network)) == []
+        assert "body.0.weight" in fingerprint_differences(actual, fingerprint(model(other).network))[0]
     wide = tb.Model(Frozen().double(), tb.likelihoods.Categorical(), tb.priors.Normal(1.0), random="head.*")
     with pytest.raises(
         ValueError, match=r"holds torch\.float32 weights"

@@ -36,7 +36,7 @@ def test_weights_are_finite_real_numbers(kind):
 def test_arviz_takes_the_chains_of_a_posterior_and_says_what_else_it_takes():
     pytest.importorskip("arviz")
     weights_MSD = torch.randn(2, 30, model_of().layout.size, dtype=torch.float64)
-    found = to_arviz(tb.Draws(model_of(), weights_MSD))
-    assert (found.posterior["weights"].to_numpy() == weights_MSD.numpy()).all()
+    actual = to_arviz(tb.Draws(model_of(), weights_MSD))
+    assert (actual.posterior["weights"].to_numpy() == weights_MSD.numpy()).all()
     with pytest.raises(TypeError, match=r"got an object of type Point\. .* draw them: posterior\.sample"):
         to_arviz(POSTERIORS["point"](model_of(), 2))  # pyright: ignore[reportArgumentType]

@@ -78,8 +78,8 @@ class Case:
 
 
 def _load(path: Path) -> Found:
-    found = tb.load(path, MODEL)
-    return {**everything(found), "type": type(found), "settings": found.settings(), "known": found.statistics_known}
+    actual = tb.load(path, MODEL)
+    return {**everything(actual), "type": type(actual), "settings": actual.settings(), "known": actual.statistics_known}
 
 
 def _draws(path: Path) -> Found:
@@ -97,8 +97,8 @@ def _log(path: Path) -> Found:
 def _resume(path: Path) -> Found:
     """Go on with the run, and return all that is then in its directory."""
     method = SAMPLER if "sghmc" in path.parent.name else tb.SWAG(members=2, epochs=6, batch_size=8, rank=2, plan="loop")
-    found = tb.fit(MODEL, rows_of(), method, directory=path.parent, resume=True, callbacks=())
-    return {**everything(found), **_log(path)}
+    actual = tb.fit(MODEL, rows_of(), method, directory=path.parent, resume=True, callbacks=())
+    return {**everything(actual), **_log(path)}
 
 
 def _run(directory: Path, method: Any, seed: int) -> None:
@@ -110,7 +110,7 @@ def _run(directory: Path, method: Any, seed: int) -> None:
 def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     """Every file that this library writes, and one of another fit of the same settings to other data."""
     home, away = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("away")
-    found = []
+    actual = []
     for place, seed in ((home, 0), (away, 1)):
         for name, posterior in _posteriors(seed).items():
             posterior.save(place / name / "q.safetensors")
@@ -120,7 +120,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
         path, other = (place / name / "q.safetensors" for place in (home, away))
         own, start = path.read_bytes(), len(path.read_bytes()) - _tensor_bytes(path)
         other.write_bytes(own[:start] + other.read_bytes()[-_tensor_bytes(path) :])
-        found.append(Case(path, _load, other))
+        actual.append(Case(path, _load, other))
     for name, read in (
         ("sghmc/posterior.safetensors", _load),
         ("swag/posterior.safetensors", _load),
@@ -137,8 +137,8 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
         ("swag/config.json", _resume),
         ("swag/log.jsonl", _resume),
     ):
-        found.append(Case(home / name, read, away / name))
-    return found
+        actual.append(Case(home / name, read, away / name))
+    return actual
 
 
 def _load_beside(path: Path) -> Found:
@@ -162,16 +162,16 @@ def _outcome(read: Callable[[Path], Found], path: Path, expected: Found) -> tupl
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            found = read(path)
+            actual = read(path)
     except (ValueError, OSError) as error:
         text = str(error)
         return ("said" if str(path.parent) in text and len(text) < 1000 else "raw"), f"{type(error).__name__}: {text}"
     except Exception as error:
         return "raw", f"{type(error).__name__}: {error}"
     if not any(str(path.parent) in str(one.message) for one in told):
-        return ("same" if _same(found, expected) else "silent"), ""
-    whole, kept = expected.pop("log"), found.pop("log")  # the log alone is read in part, with a warning
-    sound = _same(found, expected) and all(record in whole for record in kept)
+        return ("same" if _same(actual, expected) else "silent"), ""
+    whole, kept = expected.pop("log"), actual.pop("log")  # the log alone is read in part, with a warning
+    sound = _same(actual, expected) and all(record in whole for record in kept)
     return ("said" if sound else "silent"), f"{told[0].category.__name__}: {told[0].message}"
 
 

@@ -77,9 +77,9 @@ def test_the_kernel_reads_draws_where_they_lie(chains: int, tmp_path: Path, monk
         return pointer(tensor)
 
     monkeypatch.setattr(torch.Tensor, "data_ptr", noted)
-    found = tb.predict(tb.Draws(model, weights_MSD), inputs)
+    actual = tb.predict(tb.Draws(model, weights_MSD), inputs)
     assert pointer(weights_MSD) in seen
-    assert_close(found.outputs_SBK, expected.outputs_SBK, rtol=1e-5, atol=1e-5)
+    assert_close(actual.outputs_SBK, expected.outputs_SBK, rtol=1e-5, atol=1e-5)
 
 
 # --- memory ---

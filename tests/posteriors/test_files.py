@@ -36,9 +36,9 @@ def test_tensors_and_header_come_back(tmp_path: Path) -> None:
         "empty": torch.empty(0, 3),
     }
     path = write_tensors(tmp_path / "x.safetensors", tensors, {"kind": "test", "numbers": [1, 2.5, None]})
-    found, header = read_tensors(path)
-    assert_same_tensors(found, tensors)
-    assert all(found[n].dtype == t.dtype for n, t in tensors.items())
+    actual, header = read_tensors(path)
+    assert_same_tensors(actual, tensors)
+    assert all(actual[n].dtype == t.dtype for n, t in tensors.items())
     assert header == {"format": FORMAT, "kind": "test", "numbers": [1, 2.5, None]}
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
@@ -135,11 +135,11 @@ def test_one_wrong_byte_in_the_header_is_said_or_harmless(saved: Path, apart: in
     for position in places:
         saved.write_bytes(whole[:position] + b"~" + whole[position + 1 :])
         try:
-            found = tb.load(saved, model)
+            actual = tb.load(saved, model)
         except ValueError as error:
             clear += str(saved) in str(error)
         else:
-            assert_same_tensors(found.tensors(), expected)
+            assert_same_tensors(actual.tensors(), expected)
             same += 1
     assert clear + same == len(places)
     assert clear > 0.8 * len(places)

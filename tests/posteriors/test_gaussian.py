@@ -46,9 +46,9 @@ def gaussian(kind: str, members: int) -> tb.Gaussian:
 def test_log_prob_is_that_of_the_dense_mixture(kind: str, members: int, lead: tuple[int, ...]) -> None:
     posterior = gaussian(kind, members)
     weights = normal(*lead, SIZE, seed=5)
-    found = posterior.log_prob(weights)
-    assert found.shape == lead
-    torch.testing.assert_close(found, mixture(posterior).log_prob(weights), rtol=1e-11, atol=1e-11)
+    actual = posterior.log_prob(weights)
+    assert actual.shape == lead
+    torch.testing.assert_close(actual, mixture(posterior).log_prob(weights), rtol=1e-11, atol=1e-11)
 
 
 def test_log_prob_in_single_precision_sums_in_double() -> None:
@@ -136,21 +136,21 @@ class TestDraws:
 
     def test_all_kept_draws_come_once(self) -> None:
         posterior = tb.Draws(small(), self.weights_MSD)
-        found = posterior.sample(posterior.default_draws)
+        actual = posterior.sample(posterior.default_draws)
         # chains take turns, in the order visited
-        torch.testing.assert_close(found[::2], self.weights_MSD[0], rtol=0, atol=0)
-        torch.testing.assert_close(found[1::2], self.weights_MSD[1], rtol=0, atol=0)
+        torch.testing.assert_close(actual[::2], self.weights_MSD[0], rtol=0, atol=0)
+        torch.testing.assert_close(actual[1::2], self.weights_MSD[1], rtol=0, atol=0)
 
     @pytest.mark.parametrize("per_chain", [1, 3])
     def test_fewer_are_chosen_without_replacement(self, per_chain: int) -> None:
         posterior = tb.Draws(small(), self.weights_MSD)
         for seed in range(20):
-            found = posterior.sample(2 * per_chain, seed=seed)
-            assert len(found.unique(dim=0)) == 2 * per_chain
+            actual = posterior.sample(2 * per_chain, seed=seed)
+            assert len(actual.unique(dim=0)) == 2 * per_chain
 
     def test_more_repeat_the_chain_evenly(self) -> None:
-        found = tb.Draws(small(), self.weights_MSD).sample(2 * 8, seed=1)
-        _, counts = found.unique(dim=0, return_counts=True)
+        actual = tb.Draws(small(), self.weights_MSD).sample(2 * 8, seed=1)
+        _, counts = actual.unique(dim=0, return_counts=True)
         assert counts.tolist() == [2] * 8
 
     def test_choice_is_uniform(self) -> None:

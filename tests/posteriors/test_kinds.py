@@ -45,6 +45,6 @@ def test_general_code_does_not_ask_for_a_class() -> None:
     files = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in OWN]
     texts = {path: path.read_text() for path in files}  # those without the words are not parsed, which takes long
     asking = {path: text for path, text in texts.items() if WORDS[0].search(text) and WORDS[1].search(text)}
-    found = {f"{path.relative_to(ROOT)}: {each}" for path, text in asking.items() for each in asked_for_class(text)}
+    actual = {f"{path.relative_to(ROOT)}: {each}" for path, text in asking.items() for each in asked_for_class(text)}
     assert len(files) > 100
-    assert found == set()
+    assert actual == set()

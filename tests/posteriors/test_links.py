@@ -82,9 +82,9 @@ def test_what_takes_the_place_of_a_link_is_the_runs_own(tmp_path):
 def test_the_directory_itself_may_be_a_link_and_folders_in_it_may_not(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "disk")
-    found = fit(tmp_path / "run", resume=False)
+    actual = fit(tmp_path / "run", resume=False)
     again = tb.load(tmp_path / "run" / "posterior.safetensors", model_of())
-    assert torch.equal(found.sample(2), again.sample(2))
+    assert torch.equal(actual.sample(2), again.sample(2))
     (tmp_path / "run" / "start").symlink_to(tmp_path)
     with pytest.raises(FileExistsError, match=r"start` is a link"):
         folder_in(tmp_path / "run", "start")

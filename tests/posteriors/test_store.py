@@ -67,9 +67,9 @@ def test_draws_come_back_by_chain_and_index(dtype: torch.dtype, tmp_path: Path) 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_empty_file_has_no_draws_of_the_right_shape(dtype: torch.dtype, tmp_path: Path) -> None:
     filled(tmp_path, 0, dtype)
-    found = DrawFile.open(tmp_path).read()
-    assert found.shape == (M, 0, D)
-    assert found.dtype == dtype
+    actual = DrawFile.open(tmp_path).read()
+    assert actual.shape == (M, 0, D)
+    assert actual.dtype == dtype
 
 
 def test_the_bytes_are_those_of_the_description(tmp_path: Path) -> None:
@@ -337,13 +337,13 @@ def test_a_reader_sees_whole_draws_while_another_process_writes(tmp_path: Path) 
         while process.is_alive() and time.monotonic() < until:
             if not (tmp_path / "draws.json").exists():
                 continue
-            found = DrawFile.open(tmp_path).read()
-            assert found.shape[1] >= (0 if previous is None else previous.shape[1])
-            expected = torch.arange(found.shape[1], dtype=torch.float32)[None, :, None].expand_as(found)
-            assert torch.equal(found, expected)
-            seen += 0 < found.shape[1] < 200
-            if previous is None and found.shape[1]:
-                previous = found  # which later appends do not change
+            actual = DrawFile.open(tmp_path).read()
+            assert actual.shape[1] >= (0 if previous is None else previous.shape[1])
+            expected = torch.arange(actual.shape[1], dtype=torch.float32)[None, :, None].expand_as(actual)
+            assert torch.equal(actual, expected)
+            seen += 0 < actual.shape[1] < 200
+            if previous is None and actual.shape[1]:
+                previous = actual  # which later appends do not change
         process.join(60)
         assert process.exitcode == 0
     finally:
@@ -360,12 +360,12 @@ def test_a_reader_keeps_the_draws_that_are_forgotten(kept: int, tmp_path: Path) 
     file = DrawFile.create(tmp_path, torch.zeros(2, 1000), {"w": (1000,)})
     for number in range(40):
         file.append(torch.full((2, 1000), float(number)))
-    found, place = file.read(), file.path.stat().st_ino
+    actual, place = file.read(), file.path.stat().st_ino
     file.truncate(kept)
     assert file.path.stat().st_ino != place
     for number in range(kept, 45):
         file.append(torch.full((2, 1000), -1.0 - number))
-    assert torch.equal(found, torch.arange(40.0)[None, :, None].expand(2, -1, 1000))
+    assert torch.equal(actual, torch.arange(40.0)[None, :, None].expand(2, -1, 1000))
     expected_S = torch.tensor([float(n) if n < kept else -1.0 - n for n in range(45)])
     assert torch.equal(file.read(), expected_S[None, :, None].expand(2, -1, 1000))
 
@@ -375,12 +375,12 @@ def cut_while_read(folder: Path, how: str) -> None:
     file = DrawFile.create(folder, torch.zeros(2, 1000), {"w": (1000,)})
     for number in range(40):
         file.append(torch.full((2, 1000), float(number)))
-    found = file.read()
+    actual = file.read()
     if how == "ours":
         file.truncate(2)
     else:
         os.truncate(file.path, 2 * file.draw_bytes)
-    assert float(found.sum()) == 2000 * 780
+    assert float(actual.sum()) == 2000 * 780
 
 
 @linux

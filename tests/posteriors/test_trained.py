@@ -43,9 +43,9 @@ def test_members_are_the_networks(name: str, tmp_path: Path) -> None:
 def test_laplace_starts_at_each() -> None:
     model, nets = model_of(), [trained("mlp", seed) for seed in (1, 2)]
     ensemble = tb.Point.of(model, nets)
-    found = tb.fit(model, rows_of(), tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=ensemble)
-    assert isinstance(found, tb.LaplacePosterior)
-    torch.testing.assert_close(found.gaussian.mean_MD, ensemble.weights_MD, rtol=0, atol=0)
+    actual = tb.fit(model, rows_of(), tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=ensemble)
+    assert isinstance(actual, tb.LaplacePosterior)
+    torch.testing.assert_close(actual.gaussian.mean_MD, ensemble.weights_MD, rtol=0, atol=0)
 
 
 def test_learned_noise_must_be_given() -> None:

@@ -38,9 +38,9 @@ def test_what_cannot_be_inverted_is_sampled():
     with pytest.raises(NotImplementedError):
         predictive.quantile(0.5)
     shares = np.array([[0.2], [0.5], [0.9]])
-    found = levels_reached(predictive, torch.from_numpy(exact.ppf(shares)))
+    actual = levels_reached(predictive, torch.from_numpy(exact.ppf(shares)))
     # 2,000 samples: standard errors of twice a share of at most 0.022
-    np.testing.assert_allclose(found, abs(1 - 2 * shares), rtol=0, atol=0.07)
+    np.testing.assert_allclose(actual, abs(1 - 2 * shares), rtol=0, atol=0.07)
     for ends, share in zip(central_interval(predictive, 0.5), (0.25, 0.75), strict=True):
         np.testing.assert_allclose(exact.cdf(ends.numpy()), share, rtol=0, atol=0.04)
 

@@ -26,14 +26,14 @@ def drawn(likelihood, outputs=1, rows=7):
 def test_numbers_are_in_raw_units():
     functions, inputs = drawn(tb.likelihoods.Gaussian(0.5))
     units = Units((), Standardise(torch.tensor([10.0]), torch.tensor([4.0])), 0.9)
-    found = columns_of(functions, inputs, units)
+    actual = columns_of(functions, inputs, units)
     predictive = tb.predict(functions, inputs)
-    assert list(found) == ["mean", "sd", "sd_of_function", "low_0.9", "high_0.9"]
-    assert np.allclose(found["mean"], 10 + 4 * predictive.mean[:, 0], atol=1e-5)
-    assert np.allclose(found["sd"], 4 * predictive.variance[:, 0].sqrt(), atol=1e-5)
-    assert np.allclose(found["sd_of_function"], 4 * predictive.epistemic[:, 0].sqrt(), atol=1e-5)
-    assert np.allclose(found["low_0.9"], 10 + 4 * predictive.quantile(0.05)[:, 0], atol=1e-5)
-    assert np.allclose(found["high_0.9"], 10 + 4 * predictive.quantile(0.95)[:, 0], atol=1e-5)
+    assert list(actual) == ["mean", "sd", "sd_of_function", "low_0.9", "high_0.9"]
+    assert np.allclose(actual["mean"], 10 + 4 * predictive.mean[:, 0], atol=1e-5)
+    assert np.allclose(actual["sd"], 4 * predictive.variance[:, 0].sqrt(), atol=1e-5)
+    assert np.allclose(actual["sd_of_function"], 4 * predictive.epistemic[:, 0].sqrt(), atol=1e-5)
+    assert np.allclose(actual["low_0.9"], 10 + 4 * predictive.quantile(0.05)[:, 0], atol=1e-5)
+    assert np.allclose(actual["high_0.9"], 10 + 4 * predictive.quantile(0.95)[:, 0], atol=1e-5)
 
 
 def test_numbers_far_from_zero_are_written_to_a_part_of_their_spread(tmp_path):
@@ -41,49 +41,49 @@ def test_numbers_far_from_zero_are_written_to_a_part_of_their_spread(tmp_path):
     for mean, scale, digits in ((10.0, 4.0, 7), (1e9, 1.5, 13), (1e30, 1.0, 17), (1e-12, 1e-12, 7)):
         units = Units((), Standardise(torch.tensor([mean]).double(), torch.tensor([scale]).double()), 0.9)
         assert units.digits == digits
-        found = columns_of(functions, inputs, units)
-        write_columns(tmp_path / "p.csv", found, digits=units.digits)
+        actual = columns_of(functions, inputs, units)
+        write_columns(tmp_path / "p.csv", actual, digits=units.digits)
         with (tmp_path / "p.csv").open() as file:
             written = [float(row["mean"]) for row in csv.DictReader(file)]
-        np.testing.assert_allclose(written, found["mean"], rtol=1e-15, atol=1e-3 * scale)
+        np.testing.assert_allclose(written, actual["mean"], rtol=1e-15, atol=1e-3 * scale)
 
 
 def test_counts_have_intervals_of_samples():
     functions, inputs = drawn(tb.likelihoods.Poisson())
-    found = columns_of(functions, inputs, Units(level=0.8))
-    assert np.allclose(found["mean"], tb.predict(functions, inputs).mean.flatten(), rtol=1e-5)
+    actual = columns_of(functions, inputs, Units(level=0.8))
+    assert np.allclose(actual["mean"], tb.predict(functions, inputs).mean.flatten(), rtol=1e-5)
     samples = tb.predict(functions, inputs).sample(60_000, seed=3).reshape(60_000, -1)
-    below = (samples.numpy() <= found["high_0.8"]).mean(0)
+    below = (samples.numpy() <= actual["high_0.8"]).mean(0)
     assert (below >= 0.88).all()
 
 
 def test_classes_have_probabilities_and_uncertainty():
     functions, inputs = drawn(tb.likelihoods.Categorical(), outputs=3)
-    found = columns_of(functions, inputs, Units(("a", "b", "c")))
+    actual = columns_of(functions, inputs, Units(("a", "b", "c")))
     predictive = tb.predict(functions, inputs)
-    assert list(found) == ["prediction", "p(a)", "p(b)", "p(c)", "entropy", "mutual_information"]
-    assert found["prediction"].tolist() == ["abc"[k] for k in predictive.probs.argmax(1)]
-    assert np.allclose(np.stack([found[f"p({name})"] for name in "abc"], 1), predictive.probs, atol=1e-6)
-    assert np.allclose(found["entropy"], predictive.entropy, atol=1e-6)
-    assert np.allclose(found["mutual_information"], predictive.mutual_information, atol=1e-6)
+    assert list(actual) == ["prediction", "p(a)", "p(b)", "p(c)", "entropy", "mutual_information"]
+    assert actual["prediction"].tolist() == ["abc"[k] for k in predictive.probs.argmax(1)]
+    assert np.allclose(np.stack([actual[f"p({name})"] for name in "abc"], 1), predictive.probs, atol=1e-6)
+    assert np.allclose(actual["entropy"], predictive.entropy, atol=1e-6)
+    assert np.allclose(actual["mutual_information"], predictive.mutual_information, atol=1e-6)
     alone = tb.Point(functions.model, functions.weights_SD[:1]).functions()
     assert "mutual_information" not in columns_of(alone, inputs, Units(("a", "b", "c")))
 
 
 def test_two_classes_of_one_output():
     functions, inputs = drawn(tb.likelihoods.Bernoulli())
-    found = columns_of(functions, inputs, Units(("no", "yes")))
+    actual = columns_of(functions, inputs, Units(("no", "yes")))
     probs = tb.predict(functions, inputs).probs.reshape(-1)
-    assert np.allclose(found["p(yes)"], probs, atol=1e-6)
-    assert np.allclose(found["p(no)"], 1 - probs, atol=1e-6)
-    assert found["prediction"].tolist() == ["yes" if p > 0.5 else "no" for p in probs]
+    assert np.allclose(actual["p(yes)"], probs, atol=1e-6)
+    assert np.allclose(actual["p(no)"], 1 - probs, atol=1e-6)
+    assert actual["prediction"].tolist() == ["yes" if p > 0.5 else "no" for p in probs]
 
 
 def test_many_rows_are_those_of_one_call():
     functions, inputs = drawn(tb.likelihoods.Gaussian(0.5), rows=5000)
-    found = columns_of(functions, inputs, Units())
-    assert np.allclose(found["mean"], tb.predict(functions, inputs).mean.flatten(), atol=1e-6)
-    assert len(found["low_0.95"]) == 5000
+    actual = columns_of(functions, inputs, Units())
+    assert np.allclose(actual["mean"], tb.predict(functions, inputs).mean.flatten(), atol=1e-6)
+    assert len(actual["low_0.95"]) == 5000
 
 
 def test_the_file_has_a_line_for_each_row(tmp_path):
@@ -115,10 +115,10 @@ def test_the_picture_of_a_single_network_shows_its_noise():
     units = Units((), None, 0.9)
     several = columns_of(functions, inputs, units)
     alone = {**several, "sd_of_function": np.zeros(len(inputs))}
-    for found, label, note in (
+    for actual, label, note in (
         (several, "sd of the function", "Rows unlike the training data lie further right"),
         (alone, "sd of target", "One network alone does not show"),
     ):
-        figure = new_rows(found, found, level=0.9)
+        figure = new_rows(actual, actual, level=0.9)
         assert label in figure.axes[1].get_xlabel()
         assert note in str([text.get_text() for text in figure.findobj(Text)])

@@ -24,9 +24,9 @@ def test_classification_on_every_network(network: str, link: str) -> None:
     model = tb.Model(made(network), tb.likelihoods.Categorical(), tb.priors.FanInNormal())
     functional, dense = both(model, rows_of(network), link)
     inputs = normal(5, *NETWORKS[network].shape, seed=9)
-    found, expected = functional.functions(inputs), dense.functions(inputs)
-    assert_close(found.mean_MBK, expected.mean_MBK)
-    assert_close(found.covariance_MBKK, expected.covariance_MBKK, rtol=1e-6, atol=1e-9)
+    actual, expected = functional.functions(inputs), dense.functions(inputs)
+    assert_close(actual.mean_MBK, expected.mean_MBK)
+    assert_close(actual.covariance_MBKK, expected.covariance_MBKK, rtol=1e-6, atol=1e-9)
     assert_close(tb.predict(functional, inputs).probs, tb.predict(dense, inputs).probs, rtol=1e-6)
     assert_close(functional.log_evidence(), dense.posterior.log_evidence()[0], rtol=1e-8)
     scores = [tb.evaluate(p, rows_of(network)).metrics["nll"] for p in (functional, dense)]
@@ -50,15 +50,15 @@ def test_regression_is_exact_for_a_linear_model() -> None:
 def test_single_precision_keeps_variances_that_the_data_leave(noise: float) -> None:
     """Of a prior variance of thousands they leave a millionth, which is a difference of the two."""
     module = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 1)).double()
-    inputs, found = normal(60, 3), {}
+    inputs, actual = normal(60, 3), {}
     start = 0.4 * normal(151, seed=2).float()
     for dtype in (torch.float32, torch.float64):
         model = tb.Model(module.to(dtype), tb.likelihoods.Gaussian(noise), tb.priors.Normal(3.0))
         data = inputs.float().to(dtype), normal(60, 1, seed=1).to(dtype)
         functional = tb.functional_laplace(model, data, start.to(dtype))
-        found[dtype] = functional.functions(data[0][:20], diagonal=True).covariance_MBKK
-        assert found[dtype].dtype == dtype
-    assert_close(found[torch.float32], found[torch.float64], rtol=1e-3)
+        actual[dtype] = functional.functions(data[0][:20], diagonal=True).covariance_MBKK
+        assert actual[dtype].dtype == dtype
+    assert_close(actual[torch.float32], actual[torch.float64], rtol=1e-3)
 
 
 def test_more_weights_than_memory_for_their_matrix() -> None:

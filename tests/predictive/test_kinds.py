@@ -68,14 +68,14 @@ def test_what_targets_do_not_have_is_said(name: str):
                 ask(predictive)
             assert asked not in (*OF_CLASSES, *MOMENTS) or not hasattr(predictive, asked)
         else:
-            found = ask(predictive)
-            assert all(torch.isfinite(each).all() for each in (found if isinstance(found, tuple) else (found,)))
+            actual = ask(predictive)
+            assert all(torch.isfinite(each).all() for each in (actual if isinstance(actual, tuple) else (actual,)))
 
 
 def test_the_moments_of_a_binary_target_are_those_of_a_number():
     outputs = normal(3, 5, 1)
     for likelihood, probs in ((L.Bernoulli(), outputs.sigmoid()), (L.Probit(), torch.special.ndtr(outputs))):
-        found, p = tb.Predictive(outputs, likelihood), probs.mean(0)
-        assert_close(found.mean, p)
-        assert_close(found.variance, p * (1 - p))
-        assert_close(found.aleatoric, (probs * (1 - probs)).mean(0))
+        actual, p = tb.Predictive(outputs, likelihood), probs.mean(0)
+        assert_close(actual.mean, p)
+        assert_close(actual.variance, p * (1 - p))
+        assert_close(actual.aleatoric, (probs * (1 - probs)).mean(0))

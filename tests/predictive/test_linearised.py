@@ -76,8 +76,8 @@ def posterior(name: str, kind: str) -> tb.LaplacePosterior | tb.Gaussian:
 
 def explicit(name: str, kind: str, rows: int = TEST) -> tuple[Tensor, Tensor]:
     """Return f (M, B, K) and J Σ Jᵀ over all inputs, (M, B, K, B, K), from explicit Jacobians."""
-    found, (mean, jacobian_MBKD) = posterior(name, kind), oracle.outputs_of(name, rows)
-    gaussian = found if isinstance(found, tb.Gaussian) else found.gaussian
+    actual, (mean, jacobian_MBKD) = posterior(name, kind), oracle.outputs_of(name, rows)
+    gaussian = actual if isinstance(actual, tb.Gaussian) else actual.gaussian
     half = torch.einsum("mbkd,mde->mbke", jacobian_MBKD, gaussian.covariance.dense())
     return mean, torch.einsum("mbke,mcle->mbkcl", half, jacobian_MBKD)
 
@@ -102,9 +102,9 @@ def test_mean_and_covariance_of_functions(name: str, kind: str):
     inputs, (mean, spread) = NETS[name].inputs(TEST), explicit(name, kind)
     expected = spread.diagonal(dim1=1, dim2=3).movedim(-1, 1)
     scale = {"rtol": 1e-8, "atol": 1e-10 * float(expected.abs().max())}
-    found = tb.Linearised(posterior(name, kind)).functions(inputs)
-    assert_close(found.mean_MBK, mean)
-    assert_close(found.covariance_MBKK, expected, **scale)
+    actual = tb.Linearised(posterior(name, kind)).functions(inputs)
+    assert_close(actual.mean_MBK, mean)
+    assert_close(actual.covariance_MBKK, expected, **scale)
     row_by_row = tb.Linearised(posterior(name, kind), chunk=1).functions(inputs, diagonal=True)
     assert_close(row_by_row.mean_MBK, mean)
     assert_close(row_by_row.covariance_MBKK, expected.diagonal(dim1=2, dim2=3), **scale)
@@ -173,10 +173,10 @@ def test_a_kronecker_product_in_other_units(columns_alone: bool, bases: str):
     own[:, index] = scale.flatten(1)
     posterior = tb.Gaussian(model, weights_MD, Scaled(own, Blocks(index, (inner,))), statistics_known=True)
     mean, jacobian = oracle.outputs_of("linear", TEST)
-    found = tb.Linearised(posterior).functions(NETS["linear"].inputs(TEST))
+    actual = tb.Linearised(posterior).functions(NETS["linear"].inputs(TEST))
     expected = torch.einsum("mbkd,mde,mble->mbkl", jacobian, posterior.covariance.dense(), jacobian)
-    assert_close(found.mean_MBK, mean)
-    assert_close(found.covariance_MBKK, expected)
+    assert_close(actual.mean_MBK, mean)
+    assert_close(actual.covariance_MBKK, expected)
 
 
 JOINT = (
@@ -216,10 +216,10 @@ def joint_cases() -> list[Any]:
 def test_joint_covariance_over_inputs(name: str, kind: str, chunk: int):
     inputs, (mean, spread) = NETS[name].inputs(TEST), explicit(name, kind)
     linearised = tb.Linearised(posterior(name, kind), chunk=chunk)
-    found = linearised.joint(inputs)
+    actual = linearised.joint(inputs)
     scale = {"rtol": 1e-8, "atol": 1e-10 * float(spread.abs().max())}
-    assert_close(found.mean_MBK, mean)
-    assert_close(found.covariance_MBKK, spread, **scale)
+    assert_close(actual.mean_MBK, mean)
+    assert_close(actual.covariance_MBKK, spread, **scale)
     each = linearised.functions(inputs).covariance_MBKK
     assert_close(each, spread.diagonal(dim1=1, dim2=3).movedim(-1, 1), **scale)
     assert_close(linearised.cross(inputs, rows_of(inputs, slice(1, 3))), spread[:, :, :, 1:3], **scale)
@@ -243,8 +243,8 @@ DIFFERENTIATED = ("laplace diagonal", "laplace kronecker", "low rank plus diagon
 def test_variance_is_differentiable_in_the_inputs(name: str, kind: str):
     linearised = tb.Linearised(posterior(name, kind))
     inputs = NETS[name].inputs(2 if name == "mlp" else 1)
-    found = linearised.functions(inputs)
-    weights = [normal(*t.shape, seed=9) for t in found]
+    actual = linearised.functions(inputs)
+    weights = [normal(*t.shape, seed=9) for t in actual]
 
     def total(at: Tensor) -> Tensor:
         own = linearised.functions(at)
@@ -253,17 +253,17 @@ def test_variance_is_differentiable_in_the_inputs(name: str, kind: str):
     leaf = inputs.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(total(leaf), leaf)
     assert_close(gradient, finite_differences(total, inputs), rtol=1e-5, atol=1e-6 * float(gradient.abs().max()))
-    assert not found.covariance_MBKK.requires_grad
-    assert not found.mean_MBK.requires_grad
+    assert not actual.covariance_MBKK.requires_grad
+    assert not actual.mean_MBK.requires_grad
 
 
 @pytest.mark.parametrize("method", ["functions", "joint", "predictive"])
 def test_inputs_of_another_dtype_are_placed(method: str):
     linearised = tb.Linearised(posterior("mlp", "laplace dense"))
     inputs = NETS["mlp"].inputs(3).float()
-    found, exact = (getattr(tb.Linearised(linearised.posterior), method)(x) for x in (inputs, inputs.double()))
+    actual, exact = (getattr(tb.Linearised(linearised.posterior), method)(x) for x in (inputs, inputs.double()))
     assert_close(
-        found[0] if method != "predictive" else found.probs, exact[0] if method != "predictive" else exact.probs
+        actual[0] if method != "predictive" else actual.probs, exact[0] if method != "predictive" else exact.probs
     )
 
 
@@ -288,11 +288,11 @@ def test_regression_is_the_closed_form(structure: Any):
     model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.3), tb.priors.Normal(scale=0.8))
     mode, covariance = data.posterior()
     method = tb.Laplace(structure=structure, prior="model")
-    found = oracle.fitted(method, model, mode.unsqueeze(0), (data.inputs_NF, data.targets_N))
-    assert_close(found.gaussian.covariance.dense()[0], covariance, rtol=1e-8)
+    actual = oracle.fitted(method, model, mode.unsqueeze(0), (data.inputs_NF, data.targets_N))
+    assert_close(actual.gaussian.covariance.dense()[0], covariance, rtol=1e-8)
     inputs, targets = normal(5, 3, seed=2), normal(5, seed=3)
     mean, variance = data.predictive(inputs)
-    predictive = tb.predict(tb.Linearised(found), inputs)
+    predictive = tb.predict(tb.Linearised(actual), inputs)
     assert_close(predictive.mean.squeeze(-1), mean, rtol=1e-8)
     assert_close(predictive.variance.squeeze(-1), variance, rtol=1e-8)
     assert_close(predictive.epistemic.squeeze(-1), variance - 0.09, rtol=1e-8)
@@ -306,8 +306,8 @@ def test_learned_noise_joins_the_variance_of_the_function():
     model = tb.Model(nn.Linear(3, 2).double(), tb.likelihoods.Gaussian("learned", outputs=2))
     weights_MD = torch.cat([normal(M, 8), torch.tensor([[-1.0, 0.2], [0.5, -0.7]], dtype=torch.float64)], dim=1)
     method = tb.Laplace(structure="dense", check_mode=False, prior="model")
-    found = oracle.fitted(method, model, weights_MD, (normal(6, 3), normal(6, 2, seed=1)))
-    linearised, inputs = tb.Linearised(found), normal(4, 3, seed=2)
+    actual = oracle.fitted(method, model, weights_MD, (normal(6, 3), normal(6, 2, seed=1)))
+    linearised, inputs = tb.Linearised(actual), normal(4, 3, seed=2)
     functions = linearised.functions(inputs, diagonal=True)
     noise_MK = weights_MD[:, 8:].exp()
     expected = torch.distributions.Normal(
@@ -363,19 +363,19 @@ def test_samples_have_the_covariance_between_outputs():
     exact = linearised.functions(inputs).covariance_MBKK
     drawn = linearised.predictive(inputs).outputs_SBK.view(samples, M, 2, 3)
     centred = drawn - drawn.mean(0)
-    found = torch.einsum("smbk,smbl->mbkl", centred, centred) / samples
+    actual = torch.einsum("smbk,smbl->mbkl", centred, centred) / samples
     variance = exact.diagonal(dim1=-2, dim2=-1)
     error = ((exact**2 + variance.unsqueeze(-1) * variance.unsqueeze(-2)) / samples).sqrt()
-    assert ((found - exact).abs() < 5 * error).all()
+    assert ((actual - exact).abs() < 5 * error).all()
 
 
 @pytest.mark.parametrize("name", ["mlp", "batch norm", "multihead attention"])
 def test_samples_of_many_outputs_are_those_of_drawn_weights(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torchbayes.predictive.linearised.MANY", 0)
-    found, (mean_MBK, jacobian_MBKD) = posterior(name, "laplace kronecker"), oracle.outputs_of(name, TEST)
-    linearised = tb.Linearised(found, link="samples", samples=6, seed=4)
+    actual, (mean_MBK, jacobian_MBKD) = posterior(name, "laplace kronecker"), oracle.outputs_of(name, TEST)
+    linearised = tb.Linearised(actual, link="samples", samples=6, seed=4)
     drawn = linearised.predictive(NETS[name].inputs(TEST), chunk_size=3).outputs_SBK
-    moves_SMD = found.gaussian.sample(6 * M, seed=4).view(6, M, -1) - found.gaussian.mean_MD
+    moves_SMD = actual.gaussian.sample(6 * M, seed=4).view(6, M, -1) - actual.gaussian.mean_MD
     expected = mean_MBK + torch.einsum("mbkd,smd->smbk", jacobian_MBKD, moves_SMD)
     assert_close(drawn.view(6, M, *mean_MBK.shape[1:]), expected, rtol=1e-8, atol=1e-10)
 
@@ -384,14 +384,14 @@ def test_many_classes_take_draws_and_no_gradient_of_each_class():
     torch.manual_seed(0)
     net, inputs = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 150)).double(), normal(40, 4)
     model = tb.Model(net, tb.likelihoods.Categorical())
-    found = tb.fit(model, (inputs, torch.arange(40)), tb.Laplace(check_mode=False, prior="model"), start=net)
+    actual = tb.fit(model, (inputs, torch.arange(40)), tb.Laplace(check_mode=False, prior="model"), start=net)
     with FlopCounterMode(display=False) as work:
-        prediction = tb.predict(found, inputs)
+        prediction = tb.predict(actual, inputs)
     with FlopCounterMode(display=False) as by_class:
-        tb.predict(tb.Linearised(found, link="probit"), inputs)
+        tb.predict(tb.Linearised(actual, link="probit"), inputs)
     assert prediction.draws == 100
     assert 2 * work.get_total_flops() < by_class.get_total_flops()  # which grow as the square of the classes
-    exact = tb.predict(tb.Linearised(found, link="samples", samples=3000, seed=1), inputs).probs
+    exact = tb.predict(tb.Linearised(actual, link="samples", samples=3000, seed=1), inputs).probs
     error = prediction.outputs_SBK.softmax(-1).std(0) / 10  # of 100 draws
     assert (prediction.probs - exact).abs().mean() < 1.2 * error.mean()  # 0.8 of normal errors
 
@@ -399,17 +399,17 @@ def test_many_classes_take_draws_and_no_gradient_of_each_class():
 def test_samples_take_no_copy_of_the_covariance_for_every_draw():
     samples, rows, classes_ = 200, 3, 40
     model = tb.Model(nn.Linear(2, classes_).double(), tb.likelihoods.Categorical())
-    found = tb.Gaussian(model, normal(1, 3 * classes_), Diagonal(torch.ones(1, 3 * classes_, dtype=torch.float64)))
+    actual = tb.Gaussian(model, normal(1, 3 * classes_), Diagonal(torch.ones(1, 3 * classes_, dtype=torch.float64)))
     with Largest() as largest:
-        tb.Linearised(found, "samples", samples=samples).predictive(normal(rows, 2))
+        tb.Linearised(actual, "samples", samples=samples).predictive(normal(rows, 2))
     assert largest.numbers <= 2 * samples * rows * classes_  # a copy would have 40 times as many
 
 
 def test_samples_are_the_link_of_a_likelihood_without_a_closed_form():
     torch.manual_seed(0)
     model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Poisson())
-    found = tb.Gaussian(model, normal(1, 3), Diagonal(torch.full((1, 3), 0.05, dtype=torch.float64)))
-    linearised, inputs = tb.Linearised(found, samples=20_000), normal(3, 2)
+    actual = tb.Gaussian(model, normal(1, 3), Diagonal(torch.full((1, 3), 0.05, dtype=torch.float64)))
+    linearised, inputs = tb.Linearised(actual, samples=20_000), normal(3, 2)
     functions = linearised.functions(inputs)
     expected = (functions.mean_MBK + functions.covariance_MBKK.squeeze(-1) / 2).exp()[0]  # a log-normal mean
     predictive = linearised.predictive(inputs)
@@ -425,10 +425,10 @@ def test_a_variance_that_all_classes_share_changes_no_probability():
     inputs, probs, marginal = normal(5, 2, seed=2), {}, {}
     for common in (0.0, 1e4):
         covariance = own @ own.T + common * torch.outer(everywhere, everywhere)
-        found = tb.Gaussian(model, mean_MD, Dense(covariance.unsqueeze(0)))
-        drawn = tb.Linearised(found, "samples", samples=50_000).predictive(inputs).probs
-        probs[common] = tb.Linearised(found).predictive(inputs).probs
-        marginal[common] = tb.Linearised(found, "probit").predictive(inputs).probs
+        actual = tb.Gaussian(model, mean_MD, Dense(covariance.unsqueeze(0)))
+        drawn = tb.Linearised(actual, "samples", samples=50_000).predictive(inputs).probs
+        probs[common] = tb.Linearised(actual).predictive(inputs).probs
+        marginal[common] = tb.Linearised(actual, "probit").predictive(inputs).probs
         assert (marginal[common] - drawn).abs().max() < 0.14
         assert (probs[common] - drawn).abs().max() < 0.06  # what the closed form is off by
     assert_close(probs[1e4], probs[0.0], rtol=1e-6)
@@ -436,9 +436,9 @@ def test_a_variance_that_all_classes_share_changes_no_probability():
 
 
 def test_covariances_of_classes_are_not_kept_for_all_rows(monkeypatch: pytest.MonkeyPatch):
-    found, sizes = posterior("mlp", "laplace diagonal"), []
+    actual, sizes = posterior("mlp", "laplace diagonal"), []
     inputs = NETS["mlp"].inputs(7)
-    expected = tb.Linearised(found, "pairwise").predictive(inputs).probs
+    expected = tb.Linearised(actual, "pairwise").predictive(inputs).probs
     functions = tb.Linearised._functions
 
     def watched(self: tb.Linearised, inputs: Tensor, **options: Any) -> Any:
@@ -446,7 +446,7 @@ def test_covariances_of_classes_are_not_kept_for_all_rows(monkeypatch: pytest.Mo
         return functions(self, inputs, **options)
 
     monkeypatch.setattr(tb.Linearised, "_functions", watched)
-    assert_close(tb.Linearised(found, "pairwise").predictive(inputs, chunk_size=3).probs, expected)
+    assert_close(tb.Linearised(actual, "pairwise").predictive(inputs, chunk_size=3).probs, expected)
     assert sizes == [3, 3, 1]
 
 
@@ -466,11 +466,11 @@ def test_link_that_does_not_go_with_the_likelihood(link: Any):
 
 
 def test_unknown_link_and_counts_are_refused():
-    found = posterior("mlp", "laplace diagonal")
+    actual = posterior("mlp", "laplace diagonal")
     with pytest.raises(ValueError, match="`link` must be one of"):
-        tb.Linearised(found, link="logit")  # type: ignore[arg-type]
+        tb.Linearised(actual, link="logit")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 1"):
-        tb.Linearised(found, samples=0)
+        tb.Linearised(actual, samples=0)
 
 
 def test_posterior_that_is_no_gaussian_is_refused():
@@ -488,9 +488,9 @@ def test_kronecker_product_that_is_not_of_a_layer_is_refused(name: str):
     size = model.layout.size
     shape = (1, 1, 3, 5) if name == "linear" else (1, 1, 1, size)
     covariance = Kronecker(normal(*shape).exp())
-    found = tb.Gaussian(model, normal(1, size), covariance)
+    actual = tb.Gaussian(model, normal(1, size), covariance)
     with pytest.raises(ValueError, match="not one of the layers"):
-        tb.Linearised(found).functions(NETS[name].inputs(2))
+        tb.Linearised(actual).functions(NETS[name].inputs(2))
 
 
 @pytest.mark.parametrize("method", ["functions", "joint", "predictive"])

@@ -86,10 +86,10 @@ def test_a_random_shift_that_all_outputs_share_changes_nothing(link: Link, class
 @both
 def test_probabilities_are_normalised_and_follow_the_order_of_the_classes(link: Link):
     mean, spread = normal(4, 6), covariance(6)
-    found = link(mean, spread)
-    assert_close(found.exp().sum(-1), torch.ones(4))
+    actual = link(mean, spread)
+    assert_close(actual.exp().sum(-1), torch.ones(4))
     order = torch.tensor([3, 1, 5, 0, 2, 4])
-    assert_close(link(mean[:, order], spread[:, order][:, :, order]), found[:, order])
+    assert_close(link(mean[:, order], spread[:, order][:, :, order]), actual[:, order])
 
 
 def dirichlet(alpha: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,8 +123,8 @@ def test_bridge_of_a_reference_class_is_near_the_integral():
     """Two classes, of which the last has the fixed logit 0: conditioned on the plane, it would have probability 1."""
     mean = torch.linspace(-4, 4, 33, dtype=torch.float64)
     outputs, spread = F.pad(mean.unsqueeze(-1), (0, 1)), torch.diag(torch.tensor([1.0, 0.0])).double()
-    found = laplace_bridge(outputs, spread.expand(33, 2, 2)).exp()[:, 0]
-    assert (found - averaged_sigmoid(mean, torch.ones_like(mean))).abs().max() < 0.04
+    actual = laplace_bridge(outputs, spread.expand(33, 2, 2)).exp()[:, 0]
+    assert (actual - averaged_sigmoid(mean, torch.ones_like(mean))).abs().max() < 0.04
 
 
 @pytest.mark.parametrize("mask", [-math.inf, torch.finfo(torch.float64).min, -3e38, -1e9, -1e4])
@@ -140,9 +140,9 @@ def test_a_masked_class_gets_nothing_and_the_others_what_they_get_without_it(
     spread[:, masked] *= variance
     spread[:, :, masked] *= variance
     inside = spread[:, kept][:, :, kept]
-    found = link(mean, spread).exp()
-    assert torch.equal(found[:, masked], torch.zeros(3, len(masked)).double())
-    assert_close(found[:, kept], link(mean[:, kept], inside).exp(), rtol=1e-9)
+    actual = link(mean, spread).exp()
+    assert torch.equal(actual[:, masked], torch.zeros(3, len(masked)).double())
+    assert_close(actual[:, kept], link(mean[:, kept], inside).exp(), rtol=1e-9)
 
 
 @both
@@ -162,8 +162,8 @@ def test_a_class_without_rivals_is_certain(link: Link):
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 def test_bridge_of_equal_outputs_is_uniform(scale: float):
-    found = laplace_bridge(torch.zeros(2, 4).double(), scale * torch.eye(4).double().expand(2, 4, 4))
-    assert_close(found.exp(), torch.full((2, 4), 0.25))
+    actual = laplace_bridge(torch.zeros(2, 4).double(), scale * torch.eye(4).double().expand(2, 4, 4))
+    assert_close(actual.exp(), torch.full((2, 4), 0.25))
 
 
 @both
@@ -171,9 +171,9 @@ def test_bridge_of_equal_outputs_is_uniform(scale: float):
 def test_large_outputs_in_single_precision_stay_finite(link: Link, size: float):
     mean = torch.tensor([[size, 0.0, -size], [0.0, 0.0, 0.0]])
     for spread in (torch.zeros(2, 3, 3), 1e-6 * torch.eye(3).expand(2, 3, 3), 1e4 * torch.eye(3).expand(2, 3, 3)):
-        found = link(mean, spread)
-        assert torch.isfinite(found).all()
-        assert found[0, 0] >= found[0, 1] >= found[0, 2]
+        actual = link(mean, spread)
+        assert torch.isfinite(actual).all()
+        assert actual[0, 0] >= actual[0, 1] >= actual[0, 2]
 
 
 @both

@@ -68,13 +68,13 @@ def test_laplace_predicts_as_without_the_class(structure: str, mask: float, adde
     masked, plain = laplace(structure, mask, added=added), laplace(structure, None)
     inputs, labels = rows()
     for link in ("auto", "pairwise", "bridge", "probit"):
-        found, expected = (tb.predict(tb.Linearised(each, link), inputs) for each in (masked, plain))
-        assert_close(found.probs[:, FULL], expected.probs, rtol=1e-8)
-        assert not found.probs[:, 2].any()
-        assert_close(found.entropy, expected.entropy, rtol=1e-8)
-        scaled = tb.TemperatureScaling.fit(found, torch.tensor(FULL)[labels])
+        actual, expected = (tb.predict(tb.Linearised(each, link), inputs) for each in (masked, plain))
+        assert_close(actual.probs[:, FULL], expected.probs, rtol=1e-8)
+        assert not actual.probs[:, 2].any()
+        assert_close(actual.entropy, expected.entropy, rtol=1e-8)
+        scaled = tb.TemperatureScaling.fit(actual, torch.tensor(FULL)[labels])
         assert math.isclose(scaled.temperature, tb.TemperatureScaling.fit(expected, labels).temperature, rel_tol=1e-6)
-        assert_close(scaled(found).probs.sum(-1), torch.ones(ROWS).double())
+        assert_close(scaled(actual).probs.sum(-1), torch.ones(ROWS).double())
     # the evidence lacks the prior of the weights of the class at the mode, −½ |w|²
     lost = masked.mean_MD.square().sum() - plain.mean_MD.square().sum()
     assert_close(masked.log_evidence() + 0.5 * lost, plain.log_evidence(), rtol=1e-8)
@@ -118,7 +118,7 @@ def test_expectation_propagation_is_that_of_fewer_classes(at: int, mask: float, 
             outputs = self.linear(inputs)
             return outputs if outputs.shape[-1] == 2 else outputs.masked_fill(torch.arange(3) == at, mask)
 
-    found = []
+    actual = []
     for count in (2, 3):
         targets: Tensor = normal(8, 2, seed=4).softmax(-1) if soft else labels
         if count == 3:
@@ -127,9 +127,9 @@ def test_expectation_propagation_is_that_of_fewer_classes(at: int, mask: float, 
         model = tb.Model(Linear(count), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
         posterior: Any = tb.fit(model, (inputs, targets), tb.EP(), callbacks=())
         weight = model.network.layout.split(posterior.mean_MD)["linear.weight"][0]
-        found.append((weight if count == 2 else weight[kept], posterior.log_evidence()))
-    assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-6)
-    assert_close(found[1][1], found[0][1], rtol=1e-7)
+        actual.append((weight if count == 2 else weight[kept], posterior.log_evidence()))
+    assert_close(actual[1][0], actual[0][0], rtol=1e-4, atol=1e-6)
+    assert_close(actual[1][1], actual[0][1], rtol=1e-7)
 
 
 @pytest.mark.parametrize("soft", [True, False])
@@ -140,7 +140,7 @@ def test_a_last_layer_is_fitted_as_without_the_class(mask: float, soft: bool):
     values = normal(ROWS, K - 1, seed=4).softmax(-1) if soft else labels
     wider = torch.zeros(ROWS, K).double()
     wider[:, FULL] = F.one_hot(labels, K - 1).double() if not soft else values
-    found = []
+    actual = []
     for net, targets in ((without(), values), (Masked(mask), wider if soft else torch.tensor(FULL)[labels])):
         model = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
         method = tb.VBLL(epochs=3, kl_weight=1.0, optimizer=tb.SGD(0.05, momentum=0.0), covariance="diagonal")
@@ -150,8 +150,8 @@ def test_a_last_layer_is_fitted_as_without_the_class(mask: float, soft: bool):
         both = (posterior.mean_MD, posterior.covariance.diagonal())
         first, _, weight, bias = zip(*[model.network.layout.split(each).values() for each in both], strict=True)
         kept = FULL if probs.shape[1] == K else [0, 1, 2]
-        found.append([*first, *[each[:, kept] for each in (*weight, *bias)]])
-    for mine, expected in zip(*found, strict=True):
+        actual.append([*first, *[each[:, kept] for each in (*weight, *bias)]])
+    for mine, expected in zip(*actual, strict=True):
         assert_close(mine, expected, rtol=1e-7)
 
 

@@ -24,12 +24,12 @@ def linear(prior: tb.priors.Normal | None = None) -> tb.Model:
 @pytest.mark.parametrize("start", [1e-3, *(pytest.param(scale, marks=pytest.mark.study) for scale in (1.0, 50.0))])
 def test_a_linear_model_is_matched_exactly_from_any_start(start):
     inputs = normal(12, 3)
-    found = tb.match_prior(linear(tb.priors.Normal(start)), inputs, tb.LinearKernel(0.3, 2.0))
-    assert found.priors["weight"].scale == pytest.approx(0.3, rel=0.05)
-    assert found.priors["bias"].scale == pytest.approx(2.0, rel=0.02)
-    assert found.after < 0.06 < found.before
-    assert found.problems == ()
-    assert len(found.loss) == 400
+    actual = tb.match_prior(linear(tb.priors.Normal(start)), inputs, tb.LinearKernel(0.3, 2.0))
+    assert actual.priors["weight"].scale == pytest.approx(0.3, rel=0.05)
+    assert actual.priors["bias"].scale == pytest.approx(2.0, rel=0.02)
+    assert actual.after < 0.06 < actual.before
+    assert actual.problems == ()
+    assert len(actual.loss) == 400
 
 
 @pytest.mark.study  # a linear model is matched exactly, above, and moments are unbiased, below
@@ -37,12 +37,12 @@ def test_a_matched_prior_has_the_covariance_of_the_process():
     x = torch.linspace(-3, 3, 12, dtype=torch.float64).unsqueeze(1)
     net = nn.Sequential(nn.Linear(1, 60), nn.Tanh(), nn.Linear(60, 1)).double()
     kernel = tb.RBFKernel(lengthscale=2.0, scale=1.5)
-    found = tb.match_prior(tb.Model(net, GAUSSIAN), x, kernel)
-    drawn = tb.prior_predictive(tb.Model(net, GAUSSIAN, found.priors), x, draws=4000).outputs_SBK.squeeze(-1)
+    actual = tb.match_prior(tb.Model(net, GAUSSIAN), x, kernel)
+    drawn = tb.prior_predictive(tb.Model(net, GAUSSIAN, actual.priors), x, draws=4000).outputs_SBK.squeeze(-1)
     exact = kernel(x)
     error = drawn.T.cov() - exact
     assert float(error.norm() / exact.norm()) < 0.15
-    assert found.after < 0.25 < 1 < found.before
+    assert actual.after < 0.25 < 1 < actual.before
 
 
 def test_moments_are_unbiased():
@@ -51,7 +51,7 @@ def test_moments_are_unbiased():
     target = matching._Target(inputs, tb.LinearKernel(0.5, 0.5)(inputs), 6)
     log = torch.tensor([0.2, -0.3], dtype=torch.float64)
     true = log[0].mul(2).exp() * inputs @ inputs.T + log[1].mul(2).exp()
-    found = torch.tensor([
+    actual = torch.tensor([
         [
             float(m)
             for m in matching._moments(matching._functions(model.network, log, target, draws=6, seed=(0, s)), target)
@@ -59,7 +59,7 @@ def test_moments_are_unbiased():
         for s in range(400)
     ])
     expected = torch.stack([true.square().sum(), (true @ target.covariance_BB).trace()])
-    assert ((found.mean(0) - expected).abs() < 4 * found.std(0) / math.sqrt(400)).all()
+    assert ((actual.mean(0) - expected).abs() < 4 * actual.std(0) / math.sqrt(400)).all()
 
 
 def test_the_distance_is_the_closed_form_of_normal_distributions(monkeypatch):
@@ -75,8 +75,8 @@ def test_the_distance_is_the_closed_form_of_normal_distributions(monkeypatch):
     own = drawn[..., 0].T.cov(correction=0)
     cross = root(root(covariance) @ own @ root(covariance)).trace()
     square = drawn.mean(0).square().sum() + covariance.trace() + own.trace() - 2 * cross
-    found = matching._distance(linear().network, target, torch.zeros(2), seed=0)
-    assert found == pytest.approx(math.sqrt(float(square / covariance.trace())), rel=1e-9)
+    actual = matching._distance(linear().network, target, torch.zeros(2), seed=0)
+    assert actual == pytest.approx(math.sqrt(float(square / covariance.trace())), rel=1e-9)
 
 
 def test_kernels_are_their_formulas():
@@ -91,16 +91,16 @@ def test_kernels_are_their_formulas():
 def test_learned_noise_keeps_its_prior_and_a_matrix_is_a_kernel():
     inputs = normal(5, 3)
     model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian("learned"))
-    found = tb.match_prior(model, inputs, tb.LinearKernel()(inputs), steps=20)
-    assert list(found.priors) == ["weight", "bias"]
-    tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian("learned"), found.priors)
+    actual = tb.match_prior(model, inputs, tb.LinearKernel()(inputs), steps=20)
+    assert list(actual.priors) == ["weight", "bias"]
+    tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian("learned"), actual.priors)
 
 
 def test_what_gets_no_closer_is_a_problem():
     inputs = normal(12, 3)
     with pytest.warns(ProblemWarning, match="this prior should not be trusted: its distance"):
-        found = tb.match_prior(linear(tb.priors.Normal(0.5)), inputs, tb.RBFKernel(0.5), steps=1, draws=2, seed=2)
-    assert found.problems
+        actual = tb.match_prior(linear(tb.priors.Normal(0.5)), inputs, tb.RBFKernel(0.5), steps=1, draws=2, seed=2)
+    assert actual.problems
 
 
 def test_networks_without_batching_rules_and_with_dropout_are_matched():
@@ -110,13 +110,13 @@ def test_networks_without_batching_rules_and_with_dropout_are_matched():
             self.layer, self.drop = nn.Linear(3, 1), nn.Dropout(0.5)
 
         def forward(self, x: Tensor) -> Tensor:
-            found = self.drop(self.layer(x))
-            return found if float(found.detach().sum()) > math.inf else found + 0.0  # a value, which vmap has not
+            actual = self.drop(self.layer(x))
+            return actual if float(actual.detach().sum()) > math.inf else actual + 0.0  # a value, which vmap has not
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = tb.match_prior(tb.Model(Odd(), GAUSSIAN), normal(6, 3).float(), tb.LinearKernel(0.3, 0.3), steps=25)
-    assert found.after < 0.3
+        actual = tb.match_prior(tb.Model(Odd(), GAUSSIAN), normal(6, 3).float(), tb.LinearKernel(0.3, 0.3), steps=25)
+    assert actual.after < 0.3
 
 
 def test_what_cannot_be_matched_is_refused():

@@ -50,9 +50,9 @@ def fitted(task: str, structure: Any = "dense") -> tb.LaplacePosterior:
     make, likelihood, inputs, targets = TASKS[task]
     model = tb.Model(make().double(), likelihood)
     method = tb.Laplace(structure=structure, check_mode=False, prior="model")
-    found = tb.fit(model, (inputs, targets), method, start=model.given_weights())
-    assert isinstance(found, tb.LaplacePosterior)
-    return found
+    actual = tb.fit(model, (inputs, targets), method, start=model.given_weights())
+    assert isinstance(actual, tb.LaplacePosterior)
+    return actual
 
 
 def truth(posterior: tb.LaplacePosterior, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,16 +61,18 @@ def truth(posterior: tb.LaplacePosterior, inputs: Tensor) -> tuple[Tensor, Tenso
     module = model.network.module
 
     def outputs(weights_D: Tensor) -> Tensor:
-        found = functional_call(module, model.layout.split(weights_D), (inputs,))
-        return found.movedim(1, -1) if found.ndim == 4 else found
+        actual = functional_call(module, model.layout.split(weights_D), (inputs,))
+        return actual.movedim(1, -1) if actual.ndim == 4 else actual
 
     weights_D = model.given_weights()
     return outputs(weights_D), torch.as_tensor(torch.autograd.functional.jacobian(outputs, weights_D))
 
 
 def covariance(posterior: tb.LaplacePosterior) -> Tensor:
-    found = posterior.gaussian.covariance
-    return torch.stack([found.matvec(unit.unsqueeze(0))[0] for unit in torch.eye(posterior.model.layout.size).double()])
+    actual = posterior.gaussian.covariance
+    return torch.stack([
+        actual.matvec(unit.unsqueeze(0))[0] for unit in torch.eye(posterior.model.layout.size).double()
+    ])
 
 
 @every_task
@@ -91,9 +93,9 @@ def test_mean_and_covariance_of_every_place(task: str, structure: str):
     spread = covariance(posterior)
     expected = torch.einsum("...kd,de,...le->...kl", jacobian, spread, jacobian)
     for chunk in (2**24, 1):  # all rows at once, and one after another
-        found = tb.Linearised(posterior, chunk=chunk).functions(inputs)
-        assert_close(found.mean_MBK[0], outputs)
-        assert_close(found.covariance_MBKK[0], expected, rtol=1e-8)
+        actual = tb.Linearised(posterior, chunk=chunk).functions(inputs)
+        assert_close(actual.mean_MBK[0], outputs)
+        assert_close(actual.covariance_MBKK[0], expected, rtol=1e-8)
         variance = tb.Linearised(posterior, chunk=chunk).functions(inputs, diagonal=True).covariance_MBKK[0]
         assert_close(variance, expected.diagonal(dim1=-2, dim2=-1), rtol=1e-8)
     together = tb.Linearised(posterior).joint(inputs[:2])
@@ -113,9 +115,9 @@ def test_probit_is_that_of_each_place(task: str):
     source = tb.Linearised(posterior, "probit")
     assert_close(tb.predict(source, inputs).probs, log_p.exp(), rtol=1e-8)
     expected = -log_p.gather(-1, targets.unsqueeze(-1)).flatten(1).sum(1).mean()
-    found = tb.evaluate(source, (inputs, targets))
-    assert_close(found.metrics["nll"], expected, rtol=1e-8)
-    assert found.metrics["accuracy"] == pytest.approx(float((log_p.argmax(-1) == targets).double().mean()))
+    actual = tb.evaluate(source, (inputs, targets))
+    assert_close(actual.metrics["nll"], expected, rtol=1e-8)
+    assert actual.metrics["accuracy"] == pytest.approx(float((log_p.argmax(-1) == targets).double().mean()))
 
 
 @every_task
@@ -126,9 +128,9 @@ def test_samples_are_of_whole_functions(task: str):
     flat = jacobian.flatten(1, -2)
     expected = flat @ covariance(posterior) @ flat.mT
     for row in range(len(inputs)):
-        found = torch.cov(drawn[:, row].T)
+        actual = torch.cov(drawn[:, row].T)
         error = 6 * (expected[row].diagonal().max() ** 2 * 2 / len(drawn)) ** 0.5  # standard errors of a covariance
-        assert (found - expected[row]).abs().max() < error
+        assert (actual - expected[row]).abs().max() < error
     assert (drawn.mean(0) - outputs.flatten(1)).abs().max() < 6 * (float(expected.amax()) / len(drawn)) ** 0.5
 
 
@@ -147,10 +149,10 @@ def test_a_regression_at_places():
     method = tb.Laplace(structure="dense", check_mode=False, prior="model")
     posterior = tb.fit(model, (inputs, inputs.sum(-1, keepdim=True)), method, start=model.given_weights())
     assert isinstance(posterior, tb.LaplacePosterior)
-    found = tb.predict(tb.Linearised(posterior), inputs)
+    actual = tb.predict(tb.Linearised(posterior), inputs)
     features = torch.cat([inputs, torch.ones(ROWS, TIMES, 1)], -1)
     expected = torch.einsum("btd,de,bte->bt", features, covariance(posterior)[:3, :3], features)
-    assert_close(found.epistemic.squeeze(-1), expected, rtol=1e-8)
+    assert_close(actual.epistemic.squeeze(-1), expected, rtol=1e-8)
 
 
 def test_classes_on_axis_one_are_those_of_a_network_that_moves_them(tmp_path: Path):
@@ -163,8 +165,8 @@ def test_classes_on_axis_one_are_those_of_a_network_that_moves_them(tmp_path: Pa
     theirs = tb.Model(Moved(*segmenter()).double(), tb.likelihoods.Categorical())
     method = tb.SWAG(members=2, epochs=6, rank=2)
     fits = [tb.fit(model, (images, labels), method) for model in (ours, theirs)]
-    found, expected = (tb.evaluate(fit, (images, labels)).metrics for fit in fits)
-    assert found == pytest.approx(expected)
+    actual, expected = (tb.evaluate(fit, (images, labels)).metrics for fit in fits)
+    assert actual == pytest.approx(expected)
     path = fits[0].save(tmp_path / "posterior.safetensors")
     assert_close(tb.predict(tb.load(path, ours), images).probs, tb.predict(fits[1], images).probs)
     with pytest.raises(ValueError, match="with classes on axis 1"):

@@ -127,8 +127,8 @@ def test_log_prob_is_the_log_of_the_mean_probability() -> None:
 
 def test_log_prob_does_not_underflow() -> None:
     outputs = torch.tensor([[[0.0, 2000.0]], [[0.0, 1000.0]]], dtype=torch.float64)
-    found = tb.Predictive(outputs, LIKELIHOODS.Categorical()).log_prob(torch.tensor([0]))
-    assert float(found) == pytest.approx(-1000 - math.log(2), rel=1e-12)
+    actual = tb.Predictive(outputs, LIKELIHOODS.Categorical()).log_prob(torch.tensor([0]))
+    assert float(actual) == pytest.approx(-1000 - math.log(2), rel=1e-12)
 
 
 def test_entropies_by_hand() -> None:
@@ -159,13 +159,13 @@ def test_single_precision_keeps_small_entropies(likelihood: Any, level: float) -
         total = [-p * mpmath.log(p) - (1 - p) * mpmath.log(1 - p) for p in mean]
         expected = [mpmath.fsum(row) / 8 for row in entropy]
         exact = [[float(t), float(e), float(t - e)] for t, e in zip(total, expected, strict=True)]
-    found = torch.stack([predictive.entropy, predictive.expected_entropy, predictive.mutual_information], dim=-1)
-    assert found.dtype == torch.float32
+    actual = torch.stack([predictive.entropy, predictive.expected_entropy, predictive.mutual_information], dim=-1)
+    assert actual.dtype == torch.float32
     truth = torch.tensor(exact).view(20, 3)
-    torch.testing.assert_close(found.view(20, 3)[:, :2], truth[:, :2], rtol=1e-5, atol=0)
+    torch.testing.assert_close(actual.view(20, 3)[:, :2], truth[:, :2], rtol=1e-5, atol=0)
     # torch's Categorical normalises logits in single precision: 6e-8 of differences of 3e-4
     near = 1e-6 if isinstance(likelihood, LIKELIHOODS.Bernoulli) else 5e-4
-    torch.testing.assert_close(found.view(20, 3)[:, 2], truth[:, 2], rtol=near, atol=0)
+    torch.testing.assert_close(actual.view(20, 3)[:, 2], truth[:, 2], rtol=near, atol=0)
     assert float(truth[:, 2].max()) < 5e-8
 
 
@@ -180,13 +180,13 @@ def test_entropies_are_taken_once_and_a_few_rows_at_a_time(monkeypatch: pytest.M
         return real(probs, weights)
 
     monkeypatch.setattr(uncertainty, "divergence", seen)
-    found = tb.evaluate(predictive, torch.arange(3000) % 20).scores
-    assert found is not None
+    actual = tb.evaluate(predictive, torch.arange(3000) % 20).scores
+    assert actual is not None
     assert sum(sizes) == 3000
     assert max(sizes) * 4 * 20 <= 2**16
     probs = predictive.outputs_SBK.softmax(-1)
-    torch.testing.assert_close(found.mutual_information, real(probs))
-    torch.testing.assert_close(found.entropy, torch.special.entr(probs.mean(0)).sum(-1))
+    torch.testing.assert_close(actual.mutual_information, real(probs))
+    torch.testing.assert_close(actual.entropy, torch.special.entr(probs.mean(0)).sum(-1))
 
 
 def test_a_distribution_given_by_probabilities_keeps_zeros() -> None:
@@ -318,27 +318,27 @@ def test_samples_have_the_predictives_moments(predictive: tb.Predictive) -> None
 @REGRESSIONS
 def test_quantiles_invert_the_mixtures_distribution_function(predictive: tb.Predictive) -> None:
     levels = torch.tensor([0.001, 0.025, 0.3, 0.5, 0.975, 0.999], dtype=torch.float64)
-    found = predictive.quantile(levels)
-    assert found.shape == (6, 5, 2)
-    expected = levels.view(-1, 1, 1).expand_as(found)
-    torch.testing.assert_close(mixture(predictive).cdf(found), expected, rtol=1e-10, atol=1e-12)
-    assert (found.diff(dim=0) > 0).all()
+    actual = predictive.quantile(levels)
+    assert actual.shape == (6, 5, 2)
+    expected = levels.view(-1, 1, 1).expand_as(actual)
+    torch.testing.assert_close(mixture(predictive).cdf(actual), expected, rtol=1e-10, atol=1e-12)
+    assert (actual.diff(dim=0) > 0).all()
     for level in (0.3, torch.tensor(0.3)):
-        torch.testing.assert_close(predictive.quantile(level), found[2], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(predictive.quantile(level), actual[2], rtol=1e-6, atol=1e-7)
 
 
 def test_quantile_of_one_gaussian_is_its_own() -> None:
     outputs = normal(1, 5, 1)
     levels = torch.tensor([0.05, 0.95], dtype=torch.float64)
-    found = tb.Predictive(outputs, LIKELIHOODS.Gaussian(2.0)).quantile(levels)
-    torch.testing.assert_close(found, Normal(outputs, 2.0).icdf(levels.view(-1, 1, 1)))
+    actual = tb.Predictive(outputs, LIKELIHOODS.Gaussian(2.0)).quantile(levels)
+    torch.testing.assert_close(actual, Normal(outputs, 2.0).icdf(levels.view(-1, 1, 1)))
 
 
 def test_quantile_between_two_far_modes() -> None:
     """Half the mass at −100, half at 100: the quarter points are the modes."""
     outputs = torch.tensor([[[-100.0]], [[100.0]]], dtype=torch.float64)
-    found = tb.Predictive(outputs, LIKELIHOODS.Gaussian(1.0)).quantile(torch.tensor([0.25, 0.75]))
-    torch.testing.assert_close(found.flatten(), outputs.flatten(), rtol=0, atol=1e-9)
+    actual = tb.Predictive(outputs, LIKELIHOODS.Gaussian(1.0)).quantile(torch.tensor([0.25, 0.75]))
+    torch.testing.assert_close(actual.flatten(), outputs.flatten(), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("levels", [0.0, 1.0, torch.tensor([0.5, 1.5])])
@@ -362,13 +362,13 @@ def test_quantiles_of_counts_are_the_least_that_reach_the_level(dtype: torch.dty
     rates = torch.tensor([1e-6, 0.3, 1.0, 4.0, 60.0, 900.0], dtype=dtype)
     outputs = (rates * (1 + 0.9 * normal(5, 6).tanh())).log().to(dtype)
     levels = torch.tensor([1e-3, 0.025, 0.5, 0.975, 0.999])
-    found = tb.Predictive(outputs.unsqueeze(-1), LIKELIHOODS.Poisson()).quantile(levels)
+    actual = tb.Predictive(outputs.unsqueeze(-1), LIKELIHOODS.Poisson()).quantile(levels)
     counts = torch.arange(3000, dtype=torch.float64).view(-1, 1, 1)
     below = torch.distributions.Poisson(outputs.double().exp()).log_prob(counts).exp().mean(1).cumsum(0)
     expected = (below.unsqueeze(0) < levels.double().view(-1, 1, 1)).sum(1)
-    assert torch.equal(found.squeeze(-1).long(), expected)
-    assert torch.equal(found, found.round())
-    assert found.dtype == dtype
+    assert torch.equal(actual.squeeze(-1).long(), expected)
+    assert torch.equal(actual, actual.round())
+    assert actual.dtype == dtype
 
 
 def test_a_quantile_without_an_inverse_is_found_between_bounds_of_the_moments() -> None:
@@ -377,8 +377,8 @@ def test_a_quantile_without_an_inverse_is_found_between_bounds_of_the_moments() 
             raise NotImplementedError
 
     outputs, levels = 3 * normal(6, 5, 2), torch.tensor([1e-4, 0.1, 0.5, 0.99])
-    found = tb.Predictive(outputs, LIKELIHOODS.Custom(lambda f: Plain(f, 0.4))).quantile(levels)
-    torch.testing.assert_close(found, tb.Predictive(outputs, LIKELIHOODS.Gaussian(0.4)).quantile(levels))
+    actual = tb.Predictive(outputs, LIKELIHOODS.Custom(lambda f: Plain(f, 0.4))).quantile(levels)
+    torch.testing.assert_close(actual, tb.Predictive(outputs, LIKELIHOODS.Gaussian(0.4)).quantile(levels))
 
 
 def test_poisson_by_hand() -> None:
@@ -428,9 +428,9 @@ def test_samples_take_the_draws_in_turn() -> None:
 
 def test_class_samples_have_the_averages_frequencies() -> None:
     predictive, count = classes(), 35_000
-    found = nn.functional.one_hot(predictive.sample(count, seed=4), 4).double().mean(0)
+    actual = nn.functional.one_hot(predictive.sample(count, seed=4), 4).double().mean(0)
     deviation = (predictive.probs * (1 - predictive.probs) / count).sqrt()
-    assert ((found - predictive.probs) / deviation).abs().max() < 4.5
+    assert ((actual - predictive.probs) / deviation).abs().max() < 4.5
 
 
 # --- errors

@@ -51,13 +51,13 @@ LOADERS: dict[str, tuple[Any, bool]] = {
 @pytest.mark.parametrize("name", LOADERS)
 def test_loaders_without_labels_are_predicted(name: str) -> None:
     loader, masked = LOADERS[name]
-    found = posterior()
-    expected = tb.predict(found, {"values": X, "mask": MASK} if masked else X).probs
-    streamed = [*tb.stream(found, loader)]
+    actual = posterior()
+    expected = tb.predict(actual, {"values": X, "mask": MASK} if masked else X).probs
+    streamed = [*tb.stream(actual, loader)]
     assert_close(torch.cat([predictive.probs for predictive, _ in streamed]), expected)
     assert all((targets is None) == ("labelled" not in name and name != "pairs") for _, targets in streamed)
     if isinstance(loader, DataLoader):
-        assert_close(tb.predict(found, loader).probs, expected)
+        assert_close(tb.predict(actual, loader).probs, expected)
 
 
 def test_targets_beside_named_inputs_are_left_out() -> None:
@@ -72,9 +72,9 @@ def test_rows_without_targets_are_not_scored() -> None:
 
 
 def test_a_hook_reads_every_batch() -> None:
-    found = posterior(batch=lambda rows: (rows[:, :3], rows[:, 3].long()))
+    actual = posterior(batch=lambda rows: (rows[:, :3], rows[:, 3].long()))
     joined = torch.cat([X, Y[:, None].float()], dim=1)
-    assert_close(tb.predict(found, DataLoader(joined, batch_size=4)).probs, tb.predict(found, X).probs)  # type: ignore[arg-type]
+    assert_close(tb.predict(actual, DataLoader(joined, batch_size=4)).probs, tb.predict(actual, X).probs)  # type: ignore[arg-type]
 
 
 class Graphs:
@@ -124,7 +124,7 @@ def test_batches_of_graphs_go_through_the_hook() -> None:
     model = tb.Model(Pooled(), tb.likelihoods.Categorical(), batch=read, shared=["x", "batch"])
     loader = GraphLoader(graphs, 3)
     for method in (tb.MAP(epochs=2), tb.Laplace(structure="diagonal", prior="model", check_mode=False)):
-        found = tb.fit(model, loader, method, start=model.given_weights(), callbacks=())
-        whole = tb.predict(found, GraphLoader(graphs, 8)).probs
-        assert_close(tb.predict(found, loader).probs, whole, rtol=1e-5)
-        assert tb.evaluate(found, loader).metrics["nll"] > 0
+        actual = tb.fit(model, loader, method, start=model.given_weights(), callbacks=())
+        whole = tb.predict(actual, GraphLoader(graphs, 8)).probs
+        assert_close(tb.predict(actual, loader).probs, whole, rtol=1e-5)
+        assert tb.evaluate(actual, loader).metrics["nll"] > 0

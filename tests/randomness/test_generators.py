@@ -91,18 +91,18 @@ def test_numbers_are_those_of_the_default_generator_under_the_seed(
             wanted = draw()
         for under in (drawing_under, network_under):
             with under(7):
-                found = draw()
-            assert torch.equal(found, wanted)
+                actual = draw()
+            assert torch.equal(actual, wanted)
 
 
 def test_operations_without_a_generator_go_on_where_the_last_one_ended(untouched_rng: None) -> None:
     with drawing_under(1):
-        found = [torch.native_dropout(torch.ones(50), 0.5, True)[1] for _ in range(2)]
+        actual = [torch.native_dropout(torch.ones(50), 0.5, True)[1] for _ in range(2)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        for mask in found:
+        for mask in actual:
             assert torch.equal(torch.native_dropout(torch.ones(50), 0.5, True)[1], mask)
-    assert not torch.equal(*found)
+    assert not torch.equal(*actual)
 
 
 def test_blocks_are_nested(untouched_rng: None) -> None:

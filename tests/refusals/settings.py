@@ -448,15 +448,15 @@ SETTINGS = {**METHODS, **OPTIMISERS, **PRIORS, **LIKELIHOODS}
 def _by_type(kind: str) -> tuple[Any, ...]:
     """What a setting must refuse whose type is written so."""
     base, optional = kind.removesuffix(" | None"), kind.endswith(" | None")
-    found = {"int": (NAN, "a lot", [1], 1.5, int), "float": (NAN, "a lot", [1], float), "bool": FLAG, "str": WORD}
-    wrong = WORD if base.endswith("| str") or base.startswith("Literal") else found.get(base, OBJECT)
+    actual = {"int": (NAN, "a lot", [1], 1.5, int), "float": (NAN, "a lot", [1], float), "bool": FLAG, "str": WORD}
+    wrong = WORD if base.endswith("| str") or base.startswith("Literal") else actual.get(base, OBJECT)
     return but(wrong, None) if optional else wrong
 
 
 def _names() -> dict[str, type]:
     """The classes of the catalogue by their public names: methods, priors and likelihoods."""
     listed = {"priors": entries.PRIORS, "likelihoods": entries.LIKELIHOODS}
-    of = {f"{room}.{entry.kind.__name__}": entry.kind for room, found in listed.items() for entry in found.values()}
+    of = {f"{room}.{entry.kind.__name__}": entry.kind for room, actual in listed.items() for entry in actual.values()}
     return {**classes(), **of}
 
 

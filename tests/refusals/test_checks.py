@@ -95,10 +95,10 @@ def test_chunks_of_any_size_hold_all_rows(chunk_size):
     expected = tb.predict(posterior, things.INPUTS).probs
     assert torch.equal(tb.predict(posterior, things.INPUTS, chunk_size=chunk_size).probs, expected)
     whole, method = (things.model(), things.DATA), tb.HMC(2, 4, 2, step_size=0.1, trajectory=0.2)
-    found, other = (
+    actual, other = (
         tb.fit(*whole, m, callbacks=()) for m in (method, dataclasses.replace(method, chunk_size=chunk_size))
     )
-    assert torch.equal(found.sample(4), other.sample(4))
+    assert torch.equal(actual.sample(4), other.sample(4))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_a_dense_matrix_that_does_not_fit_is_refused(monkeypatch):
 
 
 def test_a_length_that_is_not_asked_for_needs_no_memory(little):
-    found = fitted(tb.HMC(2, 10**7, 5, step_size=0.1, trajectory=0.2), steps=9)
-    assert found.tensors()["weights_MSD"].shape == (2, 4, 27)
+    actual = fitted(tb.HMC(2, 10**7, 5, step_size=0.1, trajectory=0.2), steps=9)
+    assert actual.tensors()["weights_MSD"].shape == (2, 4, 27)
 
 
 def test_members_of_other_processes_need_no_memory_here(little):

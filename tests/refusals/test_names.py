@@ -111,15 +111,15 @@ ELSEWHERE = RESULTS | PROTOCOLS | FILES | PROCESSES | TAKE_NOTHING | ESTIMATORS 
 
 def names():
     """Every public name with its room, but errors, rooms and constants."""
-    found = []
+    actual = []
     for prefix, room in ROOMS_OF.items():
         own = [n for n, o in vars(room).items() if inspect.isclass(o) and o.__module__ == room.__name__ and n[0] != "_"]
         for name in getattr(room, "__all__", own):
             thing = getattr(room, name)
             error = inspect.isclass(thing) and issubclass(thing, Exception | Warning)
             if callable(thing) and not error:
-                found.append(prefix + name)
-    return found
+                actual.append(prefix + name)
+    return actual
 
 
 @pytest.mark.parametrize("name", names())

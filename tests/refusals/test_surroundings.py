@@ -93,9 +93,9 @@ def numbers(result: Any, depth: int = 0) -> Iterator[Tensor]:
         yield from numbers([getattr(result, field.name) for field in dataclasses.fields(result)], depth + 1)
 
 
-def assert_same(found: Any, expected: Any, rtol: float = 0.0) -> None:
+def assert_same(actual: Any, expected: Any, rtol: float = 0.0) -> None:
     """Equal bit for bit, or to a rounding, and in the same place."""
-    pairs = zip(numbers(found), numbers(expected), strict=True)
+    pairs = zip(numbers(actual), numbers(expected), strict=True)
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=rtol, atol=rtol, equal_nan=True)
 
@@ -130,8 +130,8 @@ def test_every_posterior_draws_the_same(kind: str, surrounding: Any) -> None:
     inputs, posterior = rows_of(dtype=torch.float32)[0], POSTERIORS[kind](model_of(dtype=torch.float32), 2)
     expected = asked(posterior, inputs)
     with surrounding():
-        found = asked(posterior, inputs)
-    assert_same(found, expected)
+        actual = asked(posterior, inputs)
+    assert_same(actual, expected)
 
 
 @each
@@ -148,8 +148,8 @@ def test_every_method_fits_the_same(method: str, surrounding: Any) -> None:
     network, (inputs, targets) = made("mlp", torch.float32), rows_of(dtype=torch.float32)
     expected = fitted()
     with surrounding():
-        found = fitted()
-    assert_same(found, expected, rtol=2e-6)  # plans are chosen by measuring, and differ by rounding
+        actual = fitted()
+    assert_same(actual, expected, rtol=2e-6)  # plans are chosen by measuring, and differ by rounding
 
 
 class Placed(nn.Linear):

@@ -36,8 +36,8 @@ def regression() -> tb.Model:
 
 def weights(members: int, draws: int | None = None) -> Tensor:
     size = model().layout.size
-    found = normal(members * (draws or 1), size, seed=3, dtype=torch.float32)
-    return found if draws is None else found.unflatten(0, (members, draws))
+    actual = normal(members * (draws or 1), size, seed=3, dtype=torch.float32)
+    return actual if draws is None else actual.unflatten(0, (members, draws))
 
 
 @cache
@@ -86,11 +86,11 @@ def long_chains() -> tb.Draws:
 
 @cache
 def laplace() -> tb.LaplacePosterior:
-    found = tb.fit(
+    actual = tb.fit(
         model(), DATA, tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=net(), callbacks=()
     )
-    assert isinstance(found, tb.LaplacePosterior)
-    return found
+    assert isinstance(actual, tb.LaplacePosterior)
+    return actual
 
 
 @cache

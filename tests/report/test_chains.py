@@ -98,9 +98,9 @@ def test_ranks_are_counted_as_by_hand(chains: int, draws: int, bins: int):
     flat = values.ravel()
     ranks = np.array([(flat < v).sum() + ((flat == v).sum() + 1) / 2 for v in flat]).reshape(values.shape)
     expected = [[np.sum(np.floor((of_chain - 0.5) / flat.size * bins) == b) for b in range(bins)] for of_chain in ranks]
-    found = rank_counts(values, bins)
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(found.sum(1), draws)
+    actual = rank_counts(values, bins)
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(actual.sum(1), draws)
 
 
 def test_traces_show_every_chain_and_ranks_stand_on_its_line():

@@ -25,9 +25,9 @@ def model(scale: float | str = "learned") -> tb.Model:
 def test_a_page_says_what_held_out_rows_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchbayes.selection.length._LONGEST", 150)  # steps of the search for the epochs
     posterior = tb.fit(model(), (X, Y), tb.Laplace("diagonal"), directory=tmp_path / "a", validation=0.5, callbacks=())
-    found = recorded(tmp_path / "a")
-    assert found is not None
-    chosen = found[1]["chosen"]
+    actual = recorded(tmp_path / "a")
+    assert actual is not None
+    chosen = actual[1]["chosen"]
     epochs, factor = chosen["mode"]["epochs"], chosen["settings"]["prior"]
     words = [f"{epochs:,} epochs", f"a factor of {factor:.3g} on the precision of the prior"]
     assert settings_chosen(tmp_path / "a") == words

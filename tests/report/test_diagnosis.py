@@ -57,18 +57,18 @@ def diagnosis(chains: int = 4, draws: int = 50, *, with_record: bool = True) -> 
     return Diagnosis(chains, draws, spaces, (trace,), record(chains) if with_record else None)
 
 
-def changed(found: Diagnosis, **fields: object) -> Diagnosis:
-    assert found.record is not None
-    return dataclasses.replace(found, record=dataclasses.replace(found.record, **fields))  # type: ignore[arg-type]
+def changed(actual: Diagnosis, **fields: object) -> Diagnosis:
+    assert actual.record is not None
+    return dataclasses.replace(actual, record=dataclasses.replace(actual.record, **fields))  # type: ignore[arg-type]
 
 
 def test_numbers_of_a_space_are_those_of_what_moves() -> None:
-    found = diagnosis()
+    actual = diagnosis()
     rhat, bulk = (
-        np.delete(part.numpy(), 4) for part in (found.spaces["weights"].rhat, found.spaces["weights"].ess_bulk)
+        np.delete(part.numpy(), 4) for part in (actual.spaces["weights"].rhat, actual.spaces["weights"].ess_bulk)
     )
-    tail = np.delete(found.spaces["weights"].ess_tail.numpy(), 4)
-    said = space_numbers(found, "weights")
+    tail = np.delete(actual.spaces["weights"].ess_tail.numpy(), 4)
+    said = space_numbers(actual, "weights")
     assert (said["quantities"], said["unmoved"]) == (30, 1)
     assert said["rhat_median"] == pytest.approx(float(np.median(rhat)), abs=0.0)  # of 29: the middle one
     assert said["rhat_largest"] == rhat.max()
@@ -81,32 +81,32 @@ def test_numbers_of_a_space_are_those_of_what_moves() -> None:
 
 
 def test_the_table_shows_them() -> None:
-    found = diagnosis()
-    table = space_table(found, caption="how")
+    actual = diagnosis()
+    table = space_table(actual, caption="how")
     assert table.columns[:3] == ["space", "quantities", "R-hat"]
-    said = space_numbers(found, "probabilities")
+    said = space_numbers(actual, "probabilities")
     row = [cell.text for cell in table.cells[1]]
     assert row[:3] == ["probabilities", "60", f"{said['rhat_median']:.3f}"]
     assert row[4:7] == [f"{100 * said[f'rhat_within_{bound}']:.1f} %" for bound in (1.01, 1.05, 1.1)]
     assert row[-1] == "0"
     assert table.columns[-1] == "unmoved"
-    narrow = space_tables(found)
+    narrow = space_tables(actual)
     assert sorted(column for part in narrow for column in part.columns[1:]) == sorted(table.columns[1:])
     assert [bool(part.caption) for part in narrow] == [False, True]
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    found = diagnosis(with_record=False)
-    assert "ESS / 1,000 gradients" not in space_table(found).columns
-    still = found.spaces["probabilities"]
+    actual = diagnosis(with_record=False)
+    assert "ESS / 1,000 gradients" not in space_table(actual).columns
+    still = actual.spaces["probabilities"]
     nothing = torch.full_like(still.rhat, math.nan)
     few = still._replace(ess_bulk=nothing, ess_tail=nothing, mcse=nothing)
-    found = dataclasses.replace(found, spaces={"probabilities": few, "weights": few})
-    assert list(space_table(found).columns) == ["space", "quantities", "R-hat", "largest", "≤ 1.01", "≤ 1.05", "≤ 1.1"]
-    (only,) = space_tables(found)
+    actual = dataclasses.replace(actual, spaces={"probabilities": few, "weights": few})
+    assert list(space_table(actual).columns) == ["space", "quantities", "R-hat", "largest", "≤ 1.01", "≤ 1.05", "≤ 1.1"]
+    (only,) = space_tables(actual)
     assert "medians" in only.caption
-    assert "effective sample sizes cannot be estimated yet" in " ".join(remarks(found))
-    assert list(pictures(found)) == ["rhat", "traces"]
+    assert "effective sample sizes cannot be estimated yet" in " ".join(remarks(actual))
+    assert list(pictures(actual)) == ["rhat", "traces"]
 
 
 def test_chains_have_a_row_each() -> None:
@@ -146,17 +146,17 @@ def test_remarks_say_what_is_wrong() -> None:
 
 
 def test_one_chain_is_said() -> None:
-    found = diagnosis(chains=1)
-    assert "One chain of 50 draws. R-hat compares the two halves of the one chain" in caption(found)
-    assert remarks(found)[-1] == "One chain cannot show whether another would find another mode. Run several."
+    actual = diagnosis(chains=1)
+    assert "One chain of 50 draws. R-hat compares the two halves of the one chain" in caption(actual)
+    assert remarks(actual)[-1] == "One chain cannot show whether another would find another mode. Run several."
     assert "4 chains of 50 draws" in caption(diagnosis())
     assert "10,000 passes over the data" in caption(diagnosis())
 
 
 def test_json_has_no_numbers_that_it_cannot_hold() -> None:
-    found = diagnosis(with_record=False)
-    spaces = {**found.spaces, "weights": Summary(*(torch.full((3,), math.inf) for _ in range(6)))}
-    said = json.loads(json.dumps(numbers(dataclasses.replace(found, spaces=spaces)), allow_nan=False))
+    actual = diagnosis(with_record=False)
+    spaces = {**actual.spaces, "weights": Summary(*(torch.full((3,), math.inf) for _ in range(6)))}
+    said = json.loads(json.dumps(numbers(dataclasses.replace(actual, spaces=spaces)), allow_nan=False))
     assert said["spaces"]["weights"]["rhat_largest"] is None
     assert said["gradients"] is None
     assert said["by_chain"] == {}
@@ -166,25 +166,25 @@ def test_json_has_no_numbers_that_it_cannot_hold() -> None:
 
 
 def test_the_page_holds_tables_remarks_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = diagnosis()
-    path = write_diagnosis(tmp_path / "new", found, title="a < b", lead="what was run", settings={"seed": 0})
+    actual = diagnosis()
+    path = write_diagnosis(tmp_path / "new", actual, title="a < b", lead="what was run", settings={"seed": 0})
     assert sorted(file.name for file in path.parent.iterdir()) == ["ess.png", "report.html", "rhat.png", "traces.png"]
     text = path.read_text("utf-8")
     assert "a &lt; b" in text
     assert text.count("<table>") == 3
-    for picture in pictures(found).values():
+    for picture in pictures(actual).values():
         assert f'alt="{picture.alt}"' in text
         assert picture.alt not in {"", picture.title, picture.caption}
     assert "what was run" in text
     assert "never move" in text
     unpainted(monkeypatch)
-    assert write_diagnosis(tmp_path / "new", found, title="again") == path
+    assert write_diagnosis(tmp_path / "new", actual, title="again") == path
     assert "again" in path.read_text("utf-8")
 
 
 def test_a_run_that_never_moves_has_a_page(tmp_path: Path) -> None:
     still = summary(torch.ones(2, 12, 5, dtype=torch.float64))
-    found = Diagnosis(2, 12, {"weights": still, "means": still}, (), None)
-    assert pictures(found) == {}
-    text = write_diagnosis(tmp_path, found, title="still").read_text("utf-8")
+    actual = Diagnosis(2, 12, {"weights": still, "means": still}, (), None)
+    assert pictures(actual) == {}
+    text = write_diagnosis(tmp_path, actual, title="still").read_text("utf-8")
     assert "5 of 5 weights never move. 5 of 5 means never move." in text

@@ -81,10 +81,10 @@ def test_soft_labels_and_none_are_said():
     predictive = tb.Predictive(PROBS.log()[None], likelihoods.Categorical())
     soft = torch.full((4, 3), 1 / 3)
     data = data_of(torch.rand(4, 4), torch.zeros(4), ("a", "b", "c"))
-    found = tb.evaluate(predictive, soft)
-    assert found.labels is not None
-    torch.testing.assert_close(found.labels, soft)
-    tables, drawn, (said,) = classification("SWAG", data, found)
+    actual = tb.evaluate(predictive, soft)
+    assert actual.labels is not None
+    torch.testing.assert_close(actual.labels, soft)
+    tables, drawn, (said,) = classification("SWAG", data, actual)
     assert (tables, list(drawn)) == ([], ["reliability", "referral"])
     assert said == "The labels are soft, so there is no table of confusions."
 
@@ -93,11 +93,11 @@ def test_places_of_a_sequence_are_no_rows():
     outputs = torch.randn(1, 3, 5, 2, generator=torch.Generator().manual_seed(0))
     targets = torch.ones(3, 5, dtype=torch.int64)
     targets[0, :2] = -100
-    found = tb.evaluate(tb.Predictive(outputs, likelihoods.Categorical(ignore_index=-100)), targets)
-    assert found.labels is not None
-    assert found.labels.tolist() == [1] * 13
+    actual = tb.evaluate(tb.Predictive(outputs, likelihoods.Categorical(ignore_index=-100)), targets)
+    assert actual.labels is not None
+    assert actual.labels.tolist() == [1] * 13
     data = data_of(torch.rand(3, 5), targets, ("a", "b"))
-    tables, drawn, _ = classification("SWAG", data, found)
+    tables, drawn, _ = classification("SWAG", data, actual)
     assert not tables
     assert "confusion" in drawn
 
@@ -118,8 +118,8 @@ def test_coverage_is_the_share_of_levels_that_are_reached():
 
 
 def test_coverage_weighs_rows():
-    found = numbers_of([0.2, 0.6])
-    weighed = Numbers(**{**vars(found), "weights": torch.tensor([1.0, 3.0]).double()})
+    actual = numbers_of([0.2, 0.6])
+    weighed = Numbers(**{**vars(actual), "weights": torch.tensor([1.0, 3.0]).double()})
     assert coverage(weighed)[1][[10, 30, 70]].tolist() == [0.0, 0.25, 1.0]
 
 
@@ -147,15 +147,15 @@ def test_what_a_regression_lacks_is_said():
     _, drawn, (said,) = regression("HMC", data, numbers_of([0.1, 0.2, 0.3], [math.inf] * 3))
     assert list(drawn) == ["predicted", "coverage"]
     assert said == "Some predictive variances are 0 or not finite, so errors are not drawn against them."
-    found = numbers_of([0.1, 0.2, 0.3])
-    _, drawn, said = regression("HMC", data, Numbers(**{**vars(found), "mean": math.nan * found.mean}))
+    actual = numbers_of([0.1, 0.2, 0.3])
+    _, drawn, said = regression("HMC", data, Numbers(**{**vars(actual), "mean": math.nan * actual.mean}))
     assert list(drawn) == ["coverage"]
     assert "targets have no mean" in said[0]
 
 
 def test_counts_are_told_from_other_numbers():
-    found = numbers_of([0.1, 0.2])
-    whole = Numbers(**{**vars(found), "targets": torch.tensor([[1.0], [3.0]]).double()})
+    actual = numbers_of([0.1, 0.2])
+    whole = Numbers(**{**vars(actual), "targets": torch.tensor([[1.0], [3.0]]).double()})
     _, drawn, _ = regression("HMC", data_of(torch.rand(2, 4), torch.zeros(2, 1)), whole)
     assert "Targets are whole numbers" in drawn["coverage"].caption
 
@@ -163,11 +163,11 @@ def test_counts_are_told_from_other_numbers():
 def test_transforms_of_real_targets_are_drawn_and_weights_count():
     outputs, targets = torch.randn(3, 40, 2), torch.randn(40, 2)
     likelihood, weights = likelihoods.Weighted(likelihoods.Gaussian(1.0)), torch.arange(40) % 3
-    found = tb.evaluate(tb.Predictive(outputs, likelihood), (targets, weights))
-    image: Any = transforms("SWAG", found)["pit"].image
+    actual = tb.evaluate(tb.Predictive(outputs, likelihood), (targets, weights))
+    image: Any = transforms("SWAG", actual)["pit"].image
     heights = torch.tensor([bar.get_height() for bar in image.axes[0].containers[0]])
     assert len(heights) == 7  # 39 rows of 2 targets each, ten or more in a bin
-    assert found.pit is not None
-    first = (found.pit < 1 / 7).double().sum(1) @ weights[weights > 0].double() / 78
+    assert actual.pit is not None
+    first = (actual.pit < 1 / 7).double().sum(1) @ weights[weights > 0].double() / 78
     assert float(heights[0]) == pytest.approx(float(first))
     assert not transforms("SWAG", tb.evaluate(tb.Predictive.from_probs(PROBS), torch.tensor([0, 1, 2, 0])))

@@ -25,10 +25,10 @@ def test_methods_are_ranked_and_dots_lie_at_their_values():
     left, middle, right = axes = drawn(figures.ranked_dots(panels()))
     assert [text.get_text() for text in left.get_yticklabels()] == ["HMC", "SWAG", "Laplace", "lost"]
     heights = {"HMC": 0, "SWAG": -1, "Laplace": -2}
-    found = looks(["SWAG", "HMC", "Laplace", "lost"])
+    actual = looks(["SWAG", "HMC", "Laplace", "lost"])
     for dot, name in zip(left.lines, ("SWAG", "HMC", "Laplace"), strict=True):
         np.testing.assert_array_equal(np.asarray(dot.get_data(), dtype=float).ravel(), [NLL[name][0], heights[name]])
-        assert (dot.get_color(), dot.get_marker()) == (found[name].colour, found[name].marker)
+        assert (dot.get_color(), dot.get_marker()) == (actual[name].colour, actual[name].marker)
         assert (dot.get_markerfacecolor() == "white") == (name == "Laplace")
     segments = [np.asarray(bar.get_paths()[0].vertices) for bar in left.collections]
     np.testing.assert_array_equal(

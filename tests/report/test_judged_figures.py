@@ -125,15 +125,15 @@ def test_a_histogram_of_transforms_stands_beside_what_chance_allows():
 
 def test_a_weight_of_a_transform_counts_as_copies():
     values, weights = rng().uniform(size=60), np.arange(60) % 4
-    found, copied = (
+    actual, copied = (
         [patch.get_height() for patch in drawn(figure)[0].containers[0]]  # type: ignore[attr-defined]
         for figure in (
             figures.pit_histogram("HMC", values, weights=weights),
             figures.pit_histogram("HMC", values.repeat(weights)),
         )
     )
-    assert len(found) == 9
-    np.testing.assert_allclose(found, copied)
+    assert len(actual) == 9
+    np.testing.assert_allclose(actual, copied)
 
 
 @pytest.mark.parametrize(("widest", "axis"), [(2.0, "linear"), (100.0, "log")])
@@ -146,8 +146,8 @@ def test_errors_lie_between_lines_of_their_standard_deviations(widest: float, ax
     np.testing.assert_allclose(line(axes, 0), [scale, errors])
     for index, times in ((1, -1), (2, 1), (3, -2), (4, 2)):
         np.testing.assert_allclose(line(axes, index)[1], times * line(axes, index)[0])
-    stated, found = line(axes, 5)  # two groups, in each of which every error is one standard deviation
-    np.testing.assert_allclose(stated, found)
+    stated, actual = line(axes, 5)  # two groups, in each of which every error is one standard deviation
+    np.testing.assert_allclose(stated, actual)
     np.testing.assert_allclose(stated, [np.sqrt(np.mean(half**2)) for half in np.split(scale, 2)])
     few = figures.errors_by_scale("HMC", errors[:9], scale[:9])
     drawn(few)

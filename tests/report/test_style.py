@@ -18,9 +18,9 @@ def test_known_methods_keep_their_look_in_any_company():
 
 def test_six_methods_have_six_colours():
     for names in (["MAP", "SWAG", "a", "b", "c", "d"], list("abcdef"), ["HMC", "VI", "Laplace", "SWA", "x", "y"]):
-        found = looks(names)
-        assert list(found) == names
-        assert len({look.colour for look in found.values()}) == 6
+        actual = looks(names)
+        assert list(actual) == names
+        assert len({look.colour for look in actual.values()}) == 6
 
 
 def test_more_methods_than_colours_still_get_a_look():
@@ -30,8 +30,8 @@ def test_more_methods_than_colours_still_get_a_look():
 def test_methods_of_one_report_share_neither_colour_nor_marker():
     compared = ["single network", "Laplace", "deep ensemble", "SWAG", "MultiSWAG", "SGLD", "SGHMC", "cSGHMC", "HMC"]
     for names in (compared, [*compared, "VI", "my method"], ["Laplace", "last layer", "tuned", "wide SWAG"]):
-        found = looks(names).values()
-        assert len({look.colour for look in found}) == len({look.marker for look in found}) == len(names)
+        actual = looks(names).values()
+        assert len({look.colour for look in actual}) == len({look.marker for look in actual}) == len(names)
 
 
 def test_shares_are_per_cent_wherever_they_stand():

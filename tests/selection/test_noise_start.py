@@ -60,8 +60,8 @@ def test_few_epochs_leave_the_noise_at_its_known_value(method: Any) -> None:
     # the targets have the spread √13, half of which is 0.6 of the noise; 32 steps move its logarithm by 0.1 at most
     data, new = table(400), table(400, seed=1)
     begin = torch.cat([torch.ones(FEATURES), torch.tensor([0.0, math.log(0.5 * data[1].std())])])
-    found = tb.fit(model(), data, method, start=begin.double(), callbacks=(), validation=new)
-    assert noise_of(found) == pytest.approx(NOISE, rel=0.08)  # 400 rows know it to 3.5 %
+    actual = tb.fit(model(), data, method, start=begin.double(), callbacks=(), validation=new)
+    assert noise_of(actual) == pytest.approx(NOISE, rel=0.08)  # 400 rows know it to 3.5 %
 
 
 def half_spread(data: tuple[Tensor, Tensor]) -> Tensor:
@@ -76,9 +76,9 @@ def noises(method: Any, likelihood: Any, data: Any, new: Any, directory: Path) -
     outputs = data[1].shape[1]
     about: dict[str, Any] = {"start": torch.zeros(outputs * (FEATURES + 2)).double(), "callbacks": ()}
     about["start"][-outputs:] = half_spread(data)
-    found = tb.fit(model(likelihood, outputs), data, method, validation=new, directory=directory, **about)
+    actual = tb.fit(model(likelihood, outputs), data, method, validation=new, directory=directory, **about)
     seen = json.loads((directory / "config.json").read_text())["chosen"]
-    centre = found.centre or found
+    centre = actual.centre or actual
     return centre.sample(1)[0, -outputs:], torch.tensor(seen.get("learned", []), dtype=torch.float64)
 
 

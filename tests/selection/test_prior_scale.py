@@ -61,7 +61,7 @@ def config(directory: Path) -> dict[str, Any]:
 )
 def test_the_scale_is_that_of_a_search_by_hand(method: Any, tmp_path: Path) -> None:
     data, held_out = table(60, noise=0.8), table(40, seed=1, noise=0.8)
-    found = fit(data, method, seed=3, validation=held_out, directory=tmp_path)
+    actual = fit(data, method, seed=3, validation=held_out, directory=tmp_path)
     seen = config(tmp_path)["chosen"]
     nlls = {}
     for one in seen["tried"]:
@@ -76,8 +76,8 @@ def test_the_scale_is_that_of_a_search_by_hand(method: Any, tmp_path: Path) -> N
     assert seen["prior_scale"] == chosen
     assert chosen < 1 or not isinstance(method, tb.SGHMC)  # the others have hardly left their start
     same = fit(data, method, seed=3, model=model(tb.priors.Normal(chosen)))
-    torch.testing.assert_close(found.weights_MSD, same.weights_MSD)
-    assert torch.equal(found.model.prior.stds(), torch.full((found.model.layout.size,), chosen).double())
+    torch.testing.assert_close(actual.weights_MSD, same.weights_MSD)
+    assert torch.equal(actual.model.prior.stds(), torch.full((actual.model.layout.size,), chosen).double())
 
 
 def test_the_first_two_chains_are_tried(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_the_first_two_chains_are_tried(tmp_path: Path) -> None:
     ids=["given", "of the network", "by glob", "step size", "all rows", "few rows", "HMC"],
 )
 def test_what_is_given_is_kept(given: Any, method: Any, rows: int, tmp_path: Path) -> None:
-    found = fit(table(rows), method, model=model(given), directory=tmp_path)
+    actual = fit(table(rows), method, model=model(given), directory=tmp_path)
     assert "chosen" not in config(tmp_path)
-    assert torch.equal(found.model.prior.stds(), model(given).prior.stds())
+    assert torch.equal(actual.model.prior.stds(), model(given).prior.stds())
 
 
 def test_a_given_prior_is_not_to_be_chosen() -> None:

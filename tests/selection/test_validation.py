@@ -87,8 +87,8 @@ def begin(posterior: Any, directory: Path, *, seed: int = 0) -> Tensor:
 
 
 def nll_after(epochs: int, data: Any, held_out: Any, adam: Any) -> float:
-    found = fit(data, tb.MAP(epochs=epochs, schedule=Constant(), optimizer=adam), seed=3)
-    residuals = held_out[1] - tb.predict(found, held_out[0]).mean
+    actual = fit(data, tb.MAP(epochs=epochs, schedule=Constant(), optimizer=adam), seed=3)
+    residuals = held_out[1] - tb.predict(actual, held_out[0]).mean
     return 0.5 * math.log(2 * math.pi * math.e * float(residuals.square().mean()))  # under the best noise
 
 
@@ -124,10 +124,10 @@ def nll_of_draws(posterior: Any, rows: Any, draws: int) -> float:
 def test_the_averaging_rate_is_that_of_a_search_by_hand(method: Any, draws: int, lr: float, tmp_path: Path) -> None:
     """At a rate so large that weights are thrown about the narrow average is the better one."""
     data, held_out, adam = table(60), table(40, seed=1), tb.Adam(lr)
-    found = fit(data, method(epochs=20, optimizer=adam), seed=3, validation=held_out, directory=tmp_path)
+    actual = fit(data, method(epochs=20, optimizer=adam), seed=3, validation=held_out, directory=tmp_path)
     seen, epochs = chosen(tmp_path), chosen(tmp_path)["settings"]["epochs"]
     tried = [dict(averaging_lr=share * lr, burn_in=begin) for share, begin in ((0.5, 0.5), (0.1, 0.75))]
-    start = begin(found, tmp_path, seed=3)
+    start = begin(actual, tmp_path, seed=3)
     by_hand = [fit(data, method(epochs=epochs, optimizer=adam, **each), seed=3, start=start) for each in tried]
     rows = as_source(model(), held_out, 40).some(40)
     noises = [most_probable(posterior.centre, rows, 40) for posterior in by_hand]
@@ -136,7 +136,7 @@ def test_the_averaging_rate_is_that_of_a_search_by_hand(method: Any, draws: int,
     torch.testing.assert_close(torch.tensor([one["nll"] for one in seen["tried"]]), torch.tensor(nlls))
     best = nlls.index(min(nlls))
     assert seen["settings"] == {"epochs": epochs, **tried[best]}
-    torch.testing.assert_close(found.functions(1).weights_SD, by_hand[best].functions(1).weights_SD)
+    torch.testing.assert_close(actual.functions(1).weights_SD, by_hand[best].functions(1).weights_SD)
 
 
 @ignored
@@ -157,12 +157,12 @@ def test_the_run_has_all_rows_and_the_chosen_epochs(method: Any, tmp_path: Path)
     import dataclasses
 
     data = table(60)
-    found = fit(data, method, validation=0.5, directory=tmp_path)
+    actual = fit(data, method, validation=0.5, directory=tmp_path)
     settings = chosen(tmp_path)["settings"]
     assert settings["epochs"] < SHORT["epochs"]
-    same = fit(data, dataclasses.replace(method, **settings), start=begin(found, tmp_path))
+    same = fit(data, dataclasses.replace(method, **settings), start=begin(actual, tmp_path))
     same = same.with_learned(chosen(tmp_path)["noise"])
-    for name, tensor in found.tensors().items():
+    for name, tensor in actual.tensors().items():
         assert torch.equal(tensor, same.tensors()[name])
     assert json.loads((tmp_path / "config.json").read_text())["method"]["epochs"] == settings["epochs"]
 
@@ -212,7 +212,7 @@ def test_noise_is_that_of_new_rows() -> None:
     # 200 epochs suffice for this network to interpolate 40 rows, and the noise scale collapses
     data, new = table(40), table(2000, seed=1)
     free, long = (fit(data, tb.MAP(epochs=epochs, optimizer=tb.Adam(0.02))) for epochs in (None, 500))
-    nlls = [tb.evaluate(found, new).metrics["nll"] for found in (free, long)]
+    nlls = [tb.evaluate(actual, new).metrics["nll"] for actual in (free, long)]
     assert nlls[0] < 2 < nlls[1]
 
 
@@ -345,10 +345,10 @@ def test_what_is_no_validation_is_refused(validation: Any, method: Any, error: A
 @pytest.mark.usefixtures("_searched_soon")
 def test_laplace_without_a_start_is_that_around_map_under_the_chosen_prior(tmp_path: Path) -> None:
     data, held_out = table(60), table(40, seed=1)
-    found = fit(data, tb.Laplace(), seed=3, validation=held_out, directory=tmp_path)
+    actual = fit(data, tb.Laplace(), seed=3, validation=held_out, directory=tmp_path)
     seen = chosen(tmp_path)
-    mode = fit(data, tb.MAP(**seen["mode"]), seed=3, start=begin(found, tmp_path, seed=3))
-    assert torch.equal(found.mean_MD, mode.weights_MD)
+    mode = fit(data, tb.MAP(**seen["mode"]), seed=3, start=begin(actual, tmp_path, seed=3))
+    assert torch.equal(actual.mean_MD, mode.weights_MD)
     around = fit(data, tb.Laplace(prior="model", check_mode=False), start=mode)
     nlls = []
     for one in seen["tried"]:
@@ -357,30 +357,30 @@ def test_laplace_without_a_start_is_that_around_map_under_the_chosen_prior(tmp_p
     torch.testing.assert_close(torch.tensor([one["nll"] for one in seen["tried"]]), torch.tensor(nlls))
     good = [one["prior"] for one, nll in zip(seen["tried"], nlls, strict=True) if nll <= min(nlls) + 0.005]
     assert seen["settings"] == {"prior": good[0], "check_mode": False}
-    torch.testing.assert_close(found.strength_D[:-1], around.strength_D[:-1] * good[0])
-    assert found.strength_D[-1] == 1  # the noise keeps its prior
-    assert not found.problems
+    torch.testing.assert_close(actual.strength_D[:-1], around.strength_D[:-1] * good[0])
+    assert actual.strength_D[-1] == 1  # the noise keeps its prior
+    assert not actual.problems
 
 
 @ignored
 @pytest.mark.usefixtures("_searched_soon")
 def test_several_members_of_laplace_without_a_start_are_those_of_an_ensemble(tmp_path: Path) -> None:
-    found = fit(table(60), tb.Laplace(members=2), validation=UNLIKE, directory=tmp_path)
-    start = begin(found, tmp_path)
+    actual = fit(table(60), tb.Laplace(members=2), validation=UNLIKE, directory=tmp_path)
+    start = begin(actual, tmp_path)
     modes = fit(table(60), tb.MAP(members=2, **chosen(tmp_path)["mode"]), start=start)
-    assert torch.equal(found.mean_MD, modes.weights_MD)
-    assert not torch.equal(*found.mean_MD)
+    assert torch.equal(actual.mean_MD, modes.weights_MD)
+    assert not torch.equal(*actual.mean_MD)
 
 
 @ignored
 @pytest.mark.usefixtures("_searched_soon")
 def test_laplace_without_a_start_keeps_its_choice_when_resumed(tmp_path: Path) -> None:
     data, held_out = table(60), UNLIKE
-    found = fit(data, tb.Laplace(), directory=tmp_path, validation=held_out)
+    actual = fit(data, tb.Laplace(), directory=tmp_path, validation=held_out)
     before = (tmp_path / "config.json").read_bytes()
     again = fit(data, tb.Laplace(), directory=tmp_path, resume=True, validation=held_out)
-    assert torch.equal(found.mean_MD, again.mean_MD)
-    assert torch.equal(found.strength_D, again.strength_D)
+    assert torch.equal(actual.mean_MD, again.mean_MD)
+    assert torch.equal(actual.strength_D, again.strength_D)
     assert (tmp_path / "config.json").read_bytes() == before
     with pytest.raises(ValueError, match=f"^{tmp_path} already holds a run"):
         fit(data, tb.Laplace(), directory=tmp_path)
@@ -424,9 +424,9 @@ def test_laplace_without_a_start_goes_on_with_the_training_that_was_interrupted(
     with pytest.raises(Stop):
         tb.fit(model(), data, method, callbacks=[stop], **about)
     assert not (folder / "config.json").exists()
-    found = tb.fit(model(), data, method, resume=True, callbacks=[lambda e: epochs.append(e.epoch)], **about)
+    actual = tb.fit(model(), data, method, resume=True, callbacks=[lambda e: epochs.append(e.epoch)], **about)
     assert epochs[at] == 2  # from the checkpoint after the first step
-    torch.testing.assert_close(found.sample(4), whole.sample(4), rtol=0, atol=0)
+    torch.testing.assert_close(actual.sample(4), whole.sample(4), rtol=0, atol=0)
     trained = len((folder / "start" / "log.jsonl").read_text().splitlines())
     seen = list[int]()
     tb.fit(model(), data, method, resume=True, callbacks=[lambda e: seen.append(e.epoch)], **about)
@@ -438,10 +438,10 @@ def test_laplace_without_a_start_goes_on_with_the_training_that_was_interrupted(
 @pytest.mark.usefixtures("_searched_soon")
 def test_an_older_run_without_its_training_trains_again(tmp_path: Path) -> None:
     data, method, held_out = table(60), tb.Laplace(prior="model"), UNLIKE
-    found = fit(data, method, directory=tmp_path, validation=held_out)
+    actual = fit(data, method, directory=tmp_path, validation=held_out)
     shutil.rmtree(tmp_path / "start")
     again = fit(data, method, directory=tmp_path, resume=True, validation=held_out)
-    assert torch.equal(found.mean_MD, again.mean_MD)
+    assert torch.equal(actual.mean_MD, again.mean_MD)
 
 
 @ignored
@@ -476,8 +476,8 @@ def test_laplace_of_classes_without_a_start(tmp_path: Path) -> None:
     several = tb.Model(
         nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 2)).double(), tb.likelihoods.Categorical()
     )
-    found = fit((inputs, labels), tb.Laplace(), model=several, validation=0.5, directory=tmp_path)
-    assert tb.evaluate(found, (inputs, labels)).metrics["accuracy"] > 0.7
+    actual = fit((inputs, labels), tb.Laplace(), model=several, validation=0.5, directory=tmp_path)
+    assert tb.evaluate(actual, (inputs, labels)).metrics["accuracy"] > 0.7
     assert len(chosen(tmp_path)["tried"]) == 13
 
 
@@ -491,8 +491,8 @@ def test_a_factor_that_is_none_is_refused(prior: Any) -> None:
 def test_laplace_in_a_subspace_looks_for_its_mode_there() -> None:
     one = model()
     space = tb.Subspace.random(one, torch.zeros(one.layout.size).double(), 2)
-    found = fit(table(20), tb.Laplace(), model=one, space=space, validation=0.5)  # so few that their length is chosen
-    outside = found.sample(2) - space.lift(space.coordinates(found.sample(2)))
+    actual = fit(table(20), tb.Laplace(), model=one, space=space, validation=0.5)  # so few that their length is chosen
+    outside = actual.sample(2) - space.lift(space.coordinates(actual.sample(2)))
     assert outside.abs().max() < 1e-9
 
 
@@ -508,6 +508,6 @@ def test_few_weights_reach_their_posterior_whatever_held_out_rows_say(method: An
     precision = 1 + float(inputs.square().sum()) / 0.25
     mean = float((inputs * targets).sum()) / 0.25 / precision
     model = tb.Model(nn.Linear(1, 1, bias=False).double(), tb.likelihoods.Gaussian(0.5), tb.priors.Normal(1.0))
-    found: Any = tb.fit(model, (inputs, targets), method, callbacks=(), validation=0.5)
-    weights_MD = found.mean_MD if isinstance(method, tb.Laplace) else found.weights_MD
+    actual: Any = tb.fit(model, (inputs, targets), method, callbacks=(), validation=0.5)
+    weights_MD = actual.mean_MD if isinstance(method, tb.Laplace) else actual.weights_MD
     assert abs(float(weights_MD[0, 0]) - mean) < 0.4 * precision**-0.5

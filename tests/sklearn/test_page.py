@@ -68,9 +68,9 @@ def table_of(estimator, rows: pd.DataFrame) -> TablePredictor:
     """The predictor of a page, at rows that are also those it averages over."""
     preparation, table = estimator.preparation_, estimator._rows.table
     functions = preferred(estimator.posterior_, seed=estimator.seed_)
-    found = predictor(functions, preparation.columns, lambda v: preparation.scale(v).float(), train=table, rows=table)
-    assert found is not None
-    return found
+    actual = predictor(functions, preparation.columns, lambda v: preparation.scale(v).float(), train=table, rows=table)
+    assert actual is not None
+    return actual
 
 
 def test_a_page_tells_what_the_estimator_says_beside_others(tmp_path):
@@ -107,20 +107,20 @@ def test_partial_dependence_is_the_mean_prediction_at_replaced_columns():
     table = table_of(fitted, FRAME)
     scale, shift = (float(part) for part in (fitted.target_units_.scale, fitted.target_units_.mean))
     for name, places in {"size": (0, 11), "town": (0, 2), "sold": (0, 1)}.items():
-        found = partial_dependence(table, name)
+        actual = partial_dependence(table, name)
         for g in places:
-            value = found.at[g] == "True" if name == "sold" else found.at[g]
+            value = actual.at[g] == "True" if name == "sold" else actual.at[g]
             expected = np.mean(fitted.predict(FRAME.assign(**{name: value})))
-            assert float(found.functions_SGK[:, g, 0].mean()) * scale + shift == pytest.approx(expected, rel=1e-5)
+            assert float(actual.functions_SGK[:, g, 0].mean()) * scale + shift == pytest.approx(expected, rel=1e-5)
     missing = partial_dependence(table, "size").missing_SK
     assert missing is not None
     expected = np.mean(fitted.predict(FRAME.assign(size=np.nan)))
     assert float(missing.mean()) * scale + shift == pytest.approx(expected, rel=1e-5)
     numbers: Any = FRAME[["age", "size"]].fillna(0.0)
     fitted = regressor().fit(numbers, TARGETS)
-    found = partial_dependence(table_of(fitted, numbers), "age")
-    theirs = by_sklearn(fitted, numbers, ["age"], custom_values={"age": found.at}, method="brute")
-    ours = found.functions_SGK[..., 0].mean(0).numpy() * scale + shift
+    actual = partial_dependence(table_of(fitted, numbers), "age")
+    theirs = by_sklearn(fitted, numbers, ["age"], custom_values={"age": actual.at}, method="brute")
+    ours = actual.functions_SGK[..., 0].mean(0).numpy() * scale + shift
     np.testing.assert_allclose(ours, theirs["average"][0], rtol=1e-5)
 
 

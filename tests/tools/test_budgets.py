@@ -59,8 +59,8 @@ def test_modules_that_import_each_other_are_breaches(tmp_path: Path) -> None:
         "d": "from pkg.a import b\n",
     }
     assert breaches(tmp_path, **modules) == [("<module>", "cycle")] * 3
-    found = {breach.path: breach.message for breach in budgets.check_package(tmp_path)}
-    assert found["src/pkg/b.py"] == "imported by pkg.a, which it leads to"
+    actual = {breach.path: breach.message for breach in budgets.check_package(tmp_path)}
+    assert actual["src/pkg/b.py"] == "imported by pkg.a, which it leads to"
 
 
 def test_folders_that_import_each_other_are_breaches(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_function_or_file_breaks_exactly_the_budget_it_exceeds(
     tmp_path: Path, rule: str, kept: str, broken: str
 ) -> None:
     assert breaches(tmp_path, m=kept) == []
-    assert [found for _, found in breaches(tmp_path, m=broken)] == [rule]
+    assert [actual for _, actual in breaches(tmp_path, m=broken)] == [rule]
 
 
 def test_class_budgets_count_lines_and_distinct_methods(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ SHORT: dict[str, Any] = {"chains": MEMBERS, "steps": 3, "burn_in": 1}
 def row(method: str, above: str) -> list[str]:
     """The cells of the row that begins with a method, in the table under a heading."""
     section = TEXT.partition(f"## {above}\n")[2].partition("\n##")[0]
-    (found,) = [line for line in section.splitlines() if line.startswith("| ") and method in line.split("|")[1]]
-    return [cell.strip() for cell in found.strip("|").split("|")]
+    (actual,) = [line for line in section.splitlines() if line.startswith("| ") and method in line.split("|")[1]]
+    return [cell.strip() for cell in actual.strip("|").split("|")]
 
 
 @pytest.fixture(scope="module")
@@ -186,12 +186,12 @@ def test_a_flow_is_as_large_as_the_page_says(
     def look(event: tb.Event) -> None:
         held[0] = sum(tensor.numel() for tensor in vectors(event.state))
 
-    found = tb.fit(model, data, method, callbacks=[look])
+    actual = tb.fit(model, data, method, callbacks=[look])
     size = MEMBERS * model.layout.size
     assert held[0] == pytest.approx(multiple * size, rel=0.02)
     cells = row(f'`NormalizingFlow("{transform}")`', "Memory")
     assert said in cells[1]
-    assert sum(tensor.numel() for tensor in found.tensors().values()) == pytest.approx(multiple / 4 * size, rel=0.02)
+    assert sum(tensor.numel() for tensor in actual.tensors().values()) == pytest.approx(multiple / 4 * size, rel=0.02)
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a few steps move no scale
@@ -225,7 +225,7 @@ def test_a_posterior_is_as_large_as_the_page_says(
     method: Method, name: str, said: str, multiple: int, model: tb.Model, data: tuple[Tensor, Tensor]
 ) -> None:
     start = model.starting_weights(range(MEMBERS))[0] if isinstance(method, tb.Laplace) else None
-    found = tb.fit(model, data, method, start=start, callbacks=())
-    sizes = [tensor.numel() for tensor in found.tensors().values() if tensor.ndim > 1]  # the rest members share
+    actual = tb.fit(model, data, method, start=start, callbacks=())
+    sizes = [tensor.numel() for tensor in actual.tensors().values() if tensor.ndim > 1]  # the rest members share
     assert sum(sizes) == multiple * MEMBERS * model.layout.size
     assert row(name, "Memory")[2] == said

@@ -66,22 +66,22 @@ def test_a_method_is_fitted_with_no_settings_and_judged_on_test_rows(
     monkeypatch.setattr(tb.SWA, "usual_steps", 200)
     few = type(problem.data.train)(*(part[:19] for part in problem.data.train))  # too few to hold some of them out
     problem = dataclasses.replace(problem, data=dataclasses.replace(problem.data, train=few))
-    found = METHODS["SWA"](problem, 1)
+    actual = METHODS["SWA"](problem, 1)
     posterior = tb.fit(problem.model, problem.data.train, tb.SWA(), seed=1, callbacks=())
     prediction = tb.predict(posterior, problem.data.test.inputs)
     mean, sd = prediction.mean.numpy().ravel(), prediction.variance.sqrt().numpy().ravel()
     targets = problem.data.test.targets.numpy().ravel()
-    assert found["nll"] == pytest.approx(-norm.logpdf(targets, mean, sd).mean(), rel=1e-4)
-    assert found["coverage"] == pytest.approx(np.mean(np.abs(targets - mean) / sd <= norm.ppf(0.95)), abs=0.02)
+    assert actual["nll"] == pytest.approx(-norm.logpdf(targets, mean, sd).mean(), rel=1e-4)
+    assert actual["coverage"] == pytest.approx(np.mean(np.abs(targets - mean) / sd <= norm.ppf(0.95)), abs=0.02)
 
 
 @pytest.mark.parametrize("way", PEERS)
 def test_other_learners_explain_what_is_easy_to_explain(way: str, problem: Problem) -> None:
-    found = PEERS[way](problem, 0)
+    actual = PEERS[way](problem, 0)
     spread = float(problem.data.test.targets.std())
-    assert found["rmse"] < 0.9 * spread
-    assert math.isfinite(found["nll"])
-    assert 0.5 < found["coverage"] <= 1
+    assert actual["rmse"] < 0.9 * spread
+    assert math.isfinite(actual["nll"])
+    assert 0.5 < actual["coverage"] <= 1
 
 
 @pytest.mark.parametrize("way", PEERS)
@@ -93,7 +93,7 @@ def test_other_learners_of_classes(way: str, problem: Problem) -> None:
 
     # the same inputs, to predict their sign
     classes = dataclasses.replace(data, train=labelled(data.train), test=labelled(data.train), classes=("-", "+"))
-    found = PEERS[way](Problem(classes, problem.model), 0)
-    assert found["accuracy"] > 0.95
-    assert 0 <= found["nll"] < 0.3
-    assert torch.isfinite(torch.tensor(list(found.values()))).all()
+    actual = PEERS[way](Problem(classes, problem.model), 0)
+    assert actual["accuracy"] > 0.95
+    assert 0 <= actual["nll"] < 0.3
+    assert torch.isfinite(torch.tensor(list(actual.values()))).all()

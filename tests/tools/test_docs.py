@@ -123,9 +123,9 @@ def test_python_blocks_are_held_against_the_package(right: str, wrong: str, mess
         return page(f"# Page\n\n```python\n{BLOCK}x = y = model\n{line}\n```\n")
 
     assert said(code.check_blocks(text(right))) == ""
-    found = said(code.check_blocks(text(wrong)))
-    assert message in found
-    assert found.startswith("docs/page.md:9: ")
+    actual = said(code.check_blocks(text(wrong)))
+    assert message in actual
+    assert actual.startswith("docs/page.md:9: ")
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_python_blocks_are_held_against_the_package(right: str, wrong: str, mess
     ],
 )
 def test_docstrings_are_held_against_the_package(right: str, wrong: str, message: str) -> None:
-    def found(text: str) -> str:
+    def actual(text: str) -> str:
         source = f'import json\n\nclass C:\n  def f(draws):\n    """Do {text}."""\n    return json, draws\n'
         return said(docstrings.check_source("src/a.py", source, WORDS | {"draws"}))
 
-    assert found(right) == ""
-    assert message in found(wrong)
-    assert found(wrong).startswith("src/a.py:4: ")
+    assert actual(right) == ""
+    assert message in actual(wrong)
+    assert actual(wrong).startswith("src/a.py:4: ")
 
 
 def test_blocks_of_one_session_share_names_and_others_do_not() -> None:
@@ -308,18 +308,18 @@ def test_every_page_is_in_the_lists_that_should_have_it(path: str, name: str) ->
         for other in links
     }
 
-    def found(texts: dict[str, str]) -> str:
+    def actual(texts: dict[str, str]) -> str:
         return said(places.check_lists([page("", path), *(page(text, other) for other, text in texts.items())]))
 
-    assert found(every) == ""
-    assert found({**every, name: every[name].split()[1]}) == f"{path}:1: {name} does not link to the page"
+    assert actual(every) == ""
+    assert actual({**every, name: every[name].split()[1]}) == f"{path}:1: {name} does not link to the page"
 
 
 def test_what_a_page_must_tell_is_told() -> None:
     choosing = page("`SWAG(members=M)` and `MAP`, but HMC without code")
     assert said(places.check_told(choosing, "docs/page.md", ["MAP", "SWAG"], "method")) == ""
-    found = said(places.check_told(choosing, "docs/page.md", ["MAP", "HMC"], "method"))
-    assert found == "docs/page.md:1: the page does not name the method `HMC`"
+    actual = said(places.check_told(choosing, "docs/page.md", ["MAP", "HMC"], "method"))
+    assert actual == "docs/page.md:1: the page does not name the method `HMC`"
 
 
 def test_every_experiment_of_a_list_is_registered() -> None:

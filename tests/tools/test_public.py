@@ -53,8 +53,8 @@ def test_only_what_is_exported_must_say_what_it_raises(
     file.write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(public, "exported", lambda: {file: {"shown", "Thing"}})
-    found = [{"filename": str(file), "location": {"row": row}, "message": "raises"} for row in (4, 15, 22, 30)]
-    ran = SimpleNamespace(stdout=str(found).replace("'", '"'))  # what ruff says, which the tests need not install
+    actual = [{"filename": str(file), "location": {"row": row}, "message": "raises"} for row in (4, 15, 22, 30)]
+    ran = SimpleNamespace(stdout=str(actual).replace("'", '"'))  # what ruff says, which the tests need not install
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ran)
     assert public.main() == 1
     assert capsys.readouterr().out.splitlines() == ["m.py:4: shown: raises", "m.py:15: Thing.shown: raises"]

@@ -18,5 +18,5 @@ def test_the_first_block_of_code_prints_the_block_below_it() -> None:
     with redirect_stdout(printed):
         exec(compile(blocks[1], "README.md", "exec"), {})
     assert re.sub(NUMBER, "#", printed.getvalue()) == re.sub(NUMBER, "#", blocks[2])
-    found, said = ([float(n) for n in re.findall(r"\d\.\d+", text)] for text in (printed.getvalue(), blocks[2]))
-    assert found == pytest.approx(said, abs=0.03)  # other versions of PyTorch round differently, and sums diverge
+    actual, said = ([float(n) for n in re.findall(r"\d\.\d+", text)] for text in (printed.getvalue(), blocks[2]))
+    assert actual == pytest.approx(said, abs=0.03)  # other versions of PyTorch round differently, and sums diverge

@@ -55,13 +55,13 @@ KNOWN: dict[str, tuple[Callable[[Tensor], Tensor], Tensor, Tensor]] = {
 def test_a_lattice_has_the_moments_and_the_integral(
     density: Callable[[Tensor], Tensor], mean_D: Tensor, covariance_DD: Tensor
 ):
-    found = on_lattice(density, len(mean_D), 0.4)
-    assert_close(found.mean_D, mean_D, rtol=1e-7, atol=1e-7)
-    assert_close(found.covariance_DD, covariance_DD, rtol=1e-6, atol=1e-6)
+    actual = on_lattice(density, len(mean_D), 0.4)
+    assert_close(actual.mean_D, mean_D, rtol=1e-7, atol=1e-7)
+    assert_close(actual.covariance_DD, covariance_DD, rtol=1e-6, atol=1e-6)
     # a lattice of 0.4 standard deviations has steps of 1.2 across the crest of the banana
-    assert found.log_mass == pytest.approx(0.0, abs=1e-6 if density is banana else 1e-8)
+    assert actual.log_mass == pytest.approx(0.0, abs=1e-6 if density is banana else 1e-8)
     expected_F = torch.cat([mean_D, covariance_DD.diagonal() + mean_D**2])
-    assert_close(found.values_F, expected_F, rtol=1e-6, atol=1e-6)
+    assert_close(actual.values_F, expected_F, rtol=1e-6, atol=1e-6)
 
 
 def test_a_wide_spacing_shows_and_a_lattice_that_does_not_end_is_refused():
@@ -78,19 +78,19 @@ def test_what_is_normal_given_the_others_is_integrated_exactly(given: list[int])
     if len(given) == 1:
         spread = float(COVARIANCE[given[0], given[0]].sqrt())
         points = normal_given.on_line(MEAN[given] + spread * torch.arange(-9, 9, 0.1, dtype=torch.float64))
-    found = normal_given.moments(points)
-    assert_close(found.mean_D, MEAN, rtol=1e-8)
-    assert_close(found.covariance_DD, COVARIANCE, rtol=1e-7, atol=1e-9)
-    assert found.log_mass == pytest.approx(0.0, abs=1e-8)
+    actual = normal_given.moments(points)
+    assert_close(actual.mean_D, MEAN, rtol=1e-8)
+    assert_close(actual.covariance_DD, COVARIANCE, rtol=1e-7, atol=1e-9)
+    assert actual.log_mass == pytest.approx(0.0, abs=1e-8)
 
 
 def test_what_is_normal_may_be_changed_by_the_others():
     """u = x y, where y | x ~ N(x², 0.5²) and x ~ N(0, 1): E u² = E x⁶ + E x²/4 and E x u = E x⁴."""
     normal_given = NormalGiven(banana, 2, [0])
     points = normal_given.on_line(torch.arange(-12, 12, 0.02, dtype=torch.float64))
-    found = normal_given.moments(points, points.values_PW.unsqueeze(-1))
-    assert_close(found.mean_D, [0.0, 0.0], atol=1e-9)
-    assert_close(found.covariance_DD, [[1.0, 3.0], [3.0, 15.0 + 0.25]], rtol=1e-8, atol=1e-9)
+    actual = normal_given.moments(points, points.values_PW.unsqueeze(-1))
+    assert_close(actual.mean_D, [0.0, 0.0], atol=1e-9)
+    assert_close(actual.covariance_DD, [[1.0, 3.0], [3.0, 15.0 + 0.25]], rtol=1e-8, atol=1e-9)
 
 
 # --- references ---
@@ -114,14 +114,14 @@ def test_closed_forms_are_those_of_the_densities(name: str):
     """Mean and covariance of a normal density from its gradient and Hessian at the origin."""
     density, zeros = log_density_of(name), torch.zeros(POSTERIORS[name].size).double()
     covariance_DD = torch.linalg.inv(-jacrev(grad(density))(zeros))
-    found = Moments(covariance_DD @ grad(density)(zeros), covariance_DD, 0.0)
-    assert_close(reference(name).mean_F, found.values_F, rtol=1e-6, atol=1e-9)
+    actual = Moments(covariance_DD @ grad(density)(zeros), covariance_DD, 0.0)
+    assert_close(reference(name).mean_F, actual.values_F, rtol=1e-6, atol=1e-9)
 
 
 def test_the_closed_form_of_the_funnel_is_that_of_its_density():
     normal_given = NormalGiven(log_density_of("funnel"), 6, [0])
-    found = normal_given.moments(normal_given.on_line(torch.arange(-12, 12, 0.05, dtype=torch.float64)))
-    assert_close(reference("funnel").mean_F, found.values_F, rtol=1e-8, atol=1e-9)
+    actual = normal_given.moments(normal_given.on_line(torch.arange(-12, 12, 0.05, dtype=torch.float64)))
+    assert_close(reference("funnel").mean_F, actual.values_F, rtol=1e-8, atol=1e-9)
 
 
 def test_the_references_in_the_file_are_those_of_their_quadrature():
@@ -191,8 +191,8 @@ def test_long_runs_that_disagree_are_not_written(tmp_path):
     peer = {"mixture/draws": draws, "mixture/gradients": np.ones((4, 500)), "mixture/warmup": np.ones(4)}
     np.savez(tmp_path / "ref-mixture.npz", **peer)
     same_MSF = Run(normal(4, 500, 5, seed=1), 1.0, 1.0).values_MSF
-    found = references.agreed("mixture", same_MSF, kept=tmp_path, where=tmp_path)
-    assert_close(found.mean_F, same_MSF.mean((0, 1)))
+    actual = references.agreed("mixture", same_MSF, kept=tmp_path, where=tmp_path)
+    assert_close(actual.mean_F, same_MSF.mean((0, 1)))
     with pytest.raises(ValueError, match=r"two long runs of mixture differ by \d+\.\d standard errors"):
         references.agreed("mixture", same_MSF + 0.5, kept=tmp_path, where=tmp_path)
 

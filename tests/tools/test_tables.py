@@ -56,49 +56,49 @@ def quantile(level: float, row: int) -> float:
 
 
 def test_scores_of_a_mixture_are_those_by_integration_and_by_hand() -> None:
-    found = scores(Prediction(mixture(MEAN_SB, SD_SB)), TARGETS)
+    actual = scores(Prediction(mixture(MEAN_SB, SD_SB)), TARGETS)
     crps = [
         quad(lambda z, b=b, y=y: (reached(z, b) - (z >= y)) ** 2, -20, 20, points=[y], limit=500)[0]
         for b, y in enumerate(TARGETS)
     ]
-    assert found["crps"] == pytest.approx(np.mean(crps), rel=1e-6)
+    assert actual["crps"] == pytest.approx(np.mean(crps), rel=1e-6)
     density_B = norm.pdf(TARGETS, MEAN_SB, SD_SB).mean(0)
-    assert found["nll"] == pytest.approx(-np.log(density_B).mean(), rel=1e-9)
-    assert found["rmse"] == pytest.approx(np.sqrt(np.mean((MEAN_SB.mean(0) - TARGETS) ** 2)), rel=1e-9)
+    assert actual["nll"] == pytest.approx(-np.log(density_B).mean(), rel=1e-9)
+    assert actual["rmse"] == pytest.approx(np.sqrt(np.mean((MEAN_SB.mean(0) - TARGETS) ** 2)), rel=1e-9)
     for level in (0.5, 0.8, 0.95):
         low, high = (np.array([quantile(q, b) for b in range(3)]) for q in ((1 - level) / 2, (1 + level) / 2))
         below, above = np.maximum(low - TARGETS, 0), np.maximum(TARGETS - high, 0)
         expected = (high - low + 2 / (1 - level) * (below + above)).mean()
-        assert found[f"interval_{level:.0%}"] == pytest.approx(expected, rel=1e-6)
-        assert found[f"coverage_{level:.0%}"] == np.mean((low <= TARGETS) & (high >= TARGETS))
+        assert actual[f"interval_{level:.0%}"] == pytest.approx(expected, rel=1e-6)
+        assert actual[f"coverage_{level:.0%}"] == np.mean((low <= TARGETS) & (high >= TARGETS))
     levels = np.arange(1, 20) / 20
     observed = [np.mean([reached(y, b) <= level for b, y in enumerate(TARGETS)]) for level in levels]
-    assert found["ece"] == pytest.approx(np.abs(observed - levels).mean(), rel=1e-9)
+    assert actual["ece"] == pytest.approx(np.abs(observed - levels).mean(), rel=1e-9)
 
 
 def test_scores_of_one_normal_are_its_closed_forms() -> None:
-    found = scores(Prediction(normal(MEAN_SB[0], 0.7)), TARGETS)
+    actual = scores(Prediction(normal(MEAN_SB[0], 0.7)), TARGETS)
     z = (TARGETS - MEAN_SB[0]) / 0.7
     crps = 0.7 * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / math.sqrt(math.pi))
-    assert found["crps"] == pytest.approx(crps.mean(), rel=1e-9)
-    assert found["nll"] == pytest.approx((0.5 * z**2 + math.log(0.7 * math.sqrt(2 * math.pi))).mean(), rel=1e-9)
+    assert actual["crps"] == pytest.approx(crps.mean(), rel=1e-9)
+    assert actual["nll"] == pytest.approx((0.5 * z**2 + math.log(0.7 * math.sqrt(2 * math.pi))).mean(), rel=1e-9)
 
 
 def test_bars_are_scored_as_their_density() -> None:
     """A uniform law on [0, 1] of which a tenth is moved to [1, 3]."""
-    found = scores(Prediction(bars(torch.tensor([0.0, 1.0, 3.0]), torch.tensor([[9.0, 1.0]]).log())), np.array([0.25]))
-    assert found["nll"] == pytest.approx(-math.log(0.9), rel=1e-5)
+    actual = scores(Prediction(bars(torch.tensor([0.0, 1.0, 3.0]), torch.tensor([[9.0, 1.0]]).log())), np.array([0.25]))
+    assert actual["nll"] == pytest.approx(-math.log(0.9), rel=1e-5)
     # ∫ F² below 0.25, ∫ (1 − F)² above it: 1 − F = 1 − 0.9 z up to 1, then 0.1 − 0.05 (z − 1)
     expected = 0.81 * 0.25**3 / 3 + ((1 - 0.9 * 0.25) ** 3 - 0.1**3) / 2.7 + 0.1**3 / (3 * 0.05)
-    assert found["crps"] == pytest.approx(expected, rel=1e-3)
+    assert actual["crps"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_class_probabilities_are_kept_above_a_millionth() -> None:
     probs = np.array([[1.0, 0.0], [0.2, 0.8]])
-    found = scores(Prediction(classes(probs)), np.array([1, 1]))
-    assert found["nll"] == pytest.approx(-(math.log(1e-6) + math.log(0.8)) / 2, rel=1e-5)
-    assert found["accuracy"] == 0.5
-    assert found["brier"] == pytest.approx((2 + 0.08) / 2, rel=1e-5)
+    actual = scores(Prediction(classes(probs)), np.array([1, 1]))
+    assert actual["nll"] == pytest.approx(-(math.log(1e-6) + math.log(0.8)) / 2, rel=1e-5)
+    assert actual["accuracy"] == 0.5
+    assert actual["brier"] == pytest.approx((2 + 0.08) / 2, rel=1e-5)
 
 
 def test_a_prediction_that_is_not_finite_or_of_other_rows_is_refused() -> None:
@@ -112,15 +112,15 @@ def test_a_prediction_that_is_not_finite_or_of_other_rows_is_refused() -> None:
 
 
 def test_the_histogram_has_the_masses_of_the_distribution_and_nearly_its_scores() -> None:
-    found = Prediction(mixture(MEAN_SB, SD_SB))
-    assert found.probas.shape == found.bin_midpoints.shape == (3, found.bin_edges.shape[1] - 1)
-    assert found.probas.sum(1) == pytest.approx(1)
+    actual = Prediction(mixture(MEAN_SB, SD_SB))
+    assert actual.probas.shape == actual.bin_midpoints.shape == (3, actual.bin_edges.shape[1] - 1)
+    assert actual.probas.sum(1) == pytest.approx(1)
     for row in range(3):
-        masses = np.diff([reached(edge, row) for edge in found.bin_edges[row]])
-        assert found.probas[row] == pytest.approx(masses, abs=2e-6)
+        masses = np.diff([reached(edge, row) for edge in actual.bin_edges[row]])
+        assert actual.probas[row] == pytest.approx(masses, abs=2e-6)
     # one bin of half a per cent spans the gap between the narrow parts of the last row
-    assert (found.probas * found.bin_midpoints).sum(1) == pytest.approx(found.mean, abs=5e-3)
-    assert found.mean == pytest.approx(MEAN_SB.mean(0))
+    assert (actual.probas * actual.bin_midpoints).sum(1) == pytest.approx(actual.mean, abs=5e-3)
+    assert actual.mean == pytest.approx(MEAN_SB.mean(0))
 
 
 @pytest.mark.parametrize("newer", [False, True])
@@ -149,14 +149,14 @@ def test_the_wrapper_for_scoring_bench_gives_its_forms(newer: bool, monkeypatch:
     monkeypatch.setattr(scoringbench, "TorchBayes", METHODS["linear"].make)
     model = scoringbench.model()
     rows = np.random.default_rng(0).normal(size=(50, 2))
-    found = model.fit(rows, rows[:, 0] + 5).predict_distribution(rows[:3])
-    masses, edges, _, mean = found.parts
+    actual = model.fit(rows, rows[:, 0] + 5).predict_distribution(rows[:3])
+    masses, edges, _, mean = actual.parts
     assert masses.sum(1) == pytest.approx(1)
     assert mean == pytest.approx(rows[:3, 0] + 5, abs=0.05)
     assert model.predict(rows[:3]) == pytest.approx(mean)
     assert (np.diff(edges, axis=1) > 0).all()
     if newer:
-        assert found.train_range == (rows[:, 0].min() + 5, rows[:, 0].max() + 5)
+        assert actual.train_range == (rows[:, 0].min() + 5, rows[:, 0].max() + 5)
 
 
 # --- methods ---
@@ -179,13 +179,13 @@ def small(task: str) -> Split:
     ),
 )
 def test_methods_beat_the_constant_where_there_is_something_to_learn(name: str, task: str) -> None:
-    rows, found = small(task), {}
+    rows, actual = small(task), {}
     for method in (name, "constant"):
         made = METHODS[method].make(task == "regression", 0).fit(*rows.train)
-        found[method] = scores(made.predict_distribution(rows.test[0]), rows.test[1])
+        actual[method] = scores(made.predict_distribution(rows.test[0]), rows.test[1])
         assert made.predict(rows.test[0]).shape == rows.test[1].shape
-    assert found[name]["nll"] < found["constant"]["nll"] - 0.1
-    base = found["constant"]["nll"]
+    assert actual[name]["nll"] < actual["constant"]["nll"] - 0.1
+    base = actual["constant"]["nll"]
     targets, learned = rows.test[1], rows.train[1]
     if task == "regression":
         assert base == pytest.approx(-norm.logpdf(targets, learned.mean(), learned.std()).mean())
@@ -219,9 +219,9 @@ def test_a_crash_is_recorded_and_a_rerun_does_only_what_is_missing(
     records, said = Records(tmp_path), []
     jobs = [Job("yacht", 0, "constant"), Job("yacht", 0, "catboost"), Job("glass", 0, "linear")]
     run(jobs, records, scripted, workers=2, say=said.append)
-    found = {(record.set, record.method): record for record in records}
-    assert found["yacht", "catboost"].failed == "the process died; exit status -9"
-    assert found["yacht", "constant"].scores == found["glass", "linear"].scores == {"nll": 0.5}
+    actual = {(record.set, record.method): record for record in records}
+    assert actual["yacht", "catboost"].failed == "the process died; exit status -9"
+    assert actual["yacht", "constant"].scores == actual["glass", "linear"].scores == {"nll": 0.5}
     run([*jobs, Job("yacht", 1, "constant")], records, scripted, say=said.append)
     assert said[0].startswith("3 jobs")
     assert said[4].startswith("1 jobs")
@@ -296,10 +296,10 @@ def test_the_command_says_what_is_missing_and_writes_both_tables(
     assert numbers["regression"]["linear"]["rank"] == {"all": 1.0, "reported": None}
     assert numbers["classification"]["constant"]["rank"]["all"] == 2.0
     assert "| linear |" in (tmp_path / "tables.md").read_text()
-    found = {(record.set, record.split, record.method): record for record in Records(tmp_path)}
-    assert found["glass", 1, "linear"].scores["accuracy"] > 0.9
-    assert found["yacht", 0, "constant"].scores["nll"] > 0
-    assert {record.rows for record in found.values()} == {90}
+    actual = {(record.set, record.split, record.method): record for record in Records(tmp_path)}
+    assert actual["glass", 1, "linear"].scores["accuracy"] > 0.9
+    assert actual["yacht", 0, "constant"].scores["nll"] > 0
+    assert {record.rows for record in actual.values()} == {90}
 
 
 def in_this_process(jobs: Any, records: Records, work_of: Callable[..., None], **_: Any) -> None:
@@ -372,7 +372,7 @@ def test_splits_differ_share_no_rows_and_are_standardised_by_training_rows(name:
 @pytest.mark.skipif("TORCHBAYES_DATA" not in os.environ, reason="TORCHBAYES_DATA names no folder of data sets")
 @pytest.mark.parametrize("name", ["protein", "bikesharing", "airfoil", "wine_red"])
 def test_large_sets_are_drawn_down_to_the_stated_rows(name: str) -> None:
-    found = sets.split(name, 4)
-    assert len(found.train[1]) == min(sets.TRAIN, found.available)
-    assert len(found.test[1]) <= sets.TEST
-    assert np.isfinite(found.train[0]).all()
+    actual = sets.split(name, 4)
+    assert len(actual.train[1]) == min(sets.TRAIN, actual.available)
+    assert len(actual.test[1]) <= sets.TEST
+    assert np.isfinite(actual.train[0]).all()

@@ -155,8 +155,8 @@ def test_a_trainer_collects_what_it_visits(tmp_path: Path):
     trained(tmp_path / "cut", {"after": 3, "every": 2}, until=8)
     resumed, _ = trained(tmp_path / "cut", {"after": 3, "every": 2}, resume=True)
     assert resumed.collector.points == (4,)
-    found, expected = resumed.collector.posterior().tensors(), posterior.tensors()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    actual, expected = resumed.collector.posterior().tensors(), posterior.tensors()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
 
     (tmp_path / "cut" / "checkpoint-10" / "collector.safetensors").unlink()
     with pytest.raises(ValueError, match="resumed at step 10, behind the first point, and there is no"):

@@ -105,8 +105,8 @@ def test_steps_are_those_of_the_method(name: str, model_name: str, size: int):
     model = tb.Model(net, tb.likelihoods.Categorical(), **settings)
     state, path, draws = by_hand(model, method, size=size)
     optimizer = Optimizer(net, model, method, num_data=N, steps_per_epoch=N // size, seed=3)
-    found = run_loop(net, optimizer, size=size)
-    for there, expected_D in zip(found, path, strict=True):
+    actual = run_loop(net, optimizer, size=size)
+    for there, expected_D in zip(actual, path, strict=True):
         views = {**whole, **model.network.mask.fill(model.network.layout.split(expected_D))}
         assert_close(there, torch.cat([views[n].flatten() for n in whole]), rtol=1e-9, atol=1e-10)
     posterior = optimizer.posterior()
@@ -142,8 +142,8 @@ def test_a_learned_noise_moves_with_the_weights(name: str):
         with optimizer.at_gradient_point():
             (-model.likelihood.log_prob(net(inputs), targets, optimizer.learned).mean()).backward()
         optimizer.step()
-    found = torch.cat([p.detach().flatten() for p in (*net.parameters(), *optimizer.learned.values())])
-    assert_close(found, state.weights_MD[0], rtol=1e-9, atol=1e-10)
+    actual = torch.cat([p.detach().flatten() for p in (*net.parameters(), *optimizer.learned.values())])
+    assert_close(actual, state.weights_MD[0], rtol=1e-9, atol=1e-10)
     with optimizer.at_gradient_point():
         net(normal(B, 3)).square().mean().backward()
     with pytest.raises(ValueError, match=r"`log_scale` of the likelihood is learned.*optimizer\.learned"):
@@ -234,7 +234,7 @@ def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Any):
         assert torch.equal(torch.cat([p.detach().flatten() for p in net.parameters()]), path[4])
         assert torch.equal(run_loop(net, optimizer, steps=range(5, STEPS))[-1], path[-1])
         expected = whole.posterior().tensors()
-        assert all(torch.equal(found, expected[n]) for n, found in optimizer.posterior().tensors().items())
+        assert all(torch.equal(actual, expected[n]) for n, actual in optimizer.posterior().tensors().items())
 
 
 def test_what_is_loaded_before_the_first_step_counts():
@@ -410,12 +410,12 @@ def test_processes_that_share_the_rows_have_the_same_weights(name: str):
     processes = [forked().Process(target=half_of_a_run, args=(rank, name, port, results)) for rank in range(2)]
     for process in processes:
         process.start()
-    found = dict(results.get(timeout=120) for _ in processes)
+    actual = dict(results.get(timeout=120) for _ in processes)
     for process in processes:
         process.join()
     net = network()
     model = tb.Model(net, tb.likelihoods.Categorical())
     optimizer = Optimizer(net, model, METHODS[name], num_data=N, steps_per_epoch=N // B)
     expected = run_loop(net, optimizer)[-1]
-    assert found[0] == found[1]
-    assert_close(torch.tensor(found[0], dtype=torch.float64), expected, rtol=1e-9, atol=1e-10)
+    assert actual[0] == actual[1]
+    assert_close(torch.tensor(actual[0], dtype=torch.float64), expected, rtol=1e-9, atol=1e-10)

@@ -24,13 +24,13 @@ CHAIN: dict[str, Any] = {"chains": 1, "steps": STEPS, "burn_in": 2, "thin": 3}
 METHODS = {"IVON": tb.IVON(epochs=3), "SGHMC": tb.SGHMC(**CHAIN), "SGLD": tb.SGLD(**CHAIN, step_size=1e-4)}
 
 
-def same(found: Any, expected: Any, **tolerance: float) -> None:
+def same(actual: Any, expected: Any, **tolerance: float) -> None:
     """Check that posteriors have the same tensors, bit for bit without a tolerance."""
     for name, tensor in expected.tensors().items():
         if tolerance:
-            assert_close(found.tensors()[name], tensor, **tolerance)
+            assert_close(actual.tensors()[name], tensor, **tolerance)
         else:
-            assert torch.equal(found.tensors()[name], tensor)
+            assert torch.equal(actual.tensors()[name], tensor)
 
 
 # --- the Trainer of Hugging Face, with an adapter

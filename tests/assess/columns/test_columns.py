@@ -42,9 +42,9 @@ def of(network: nn.Module, weights_SD: torch.Tensor, likelihood, train: pd.DataF
     known, held_out = (from_frame(each, "X") for each in (train, train if rows is None else rows))
     columns, _ = fit_columns(known, "X", left={}, categorical=())
     model = tb.Model(network.double(), likelihood)
-    found = predictor(Functions(model, weights_SD), columns, lambda v: v, train=known, rows=held_out)
-    assert found is not None
-    return found
+    actual = predictor(Functions(model, weights_SD), columns, lambda v: v, train=known, rows=held_out)
+    assert actual is not None
+    return actual
 
 
 def linear(train: pd.DataFrame, rows: pd.DataFrame | None = None, noise: float = 0.5) -> TablePredictor:
@@ -61,19 +61,19 @@ def weights_of(table: TablePredictor) -> torch.Tensor:
 
 def test_of_a_linear_network_the_slope_is_the_weight_and_the_band_that_of_the_posterior():
     table = linear(frame())
-    found = partial_dependence(table, "wild")
+    actual = partial_dependence(table, "wild")
     weights_SD, place = weights_of(table), table.block("wild").start
-    slopes = (found.functions_SGK[:, 1:, 0] - found.functions_SGK[:, :-1, 0]) / torch.from_numpy(np.diff(found.at))
+    slopes = (actual.functions_SGK[:, 1:, 0] - actual.functions_SGK[:, :-1, 0]) / torch.from_numpy(np.diff(actual.at))
     assert_close(slopes, weights_SD[:, place, None].expand_as(slopes), rtol=1e-8)
     # Var g(v) = φᵀ Cov(w) φ, with the mean of the other columns over the same rows in the place of their values
-    features = table.known_values[spread_rows(ROWS, 200)].mean(0).repeat(len(found.at), 1)
-    features[:, place] = torch.from_numpy(found.at)
+    features = table.known_values[spread_rows(ROWS, 200)].mean(0).repeat(len(actual.at), 1)
+    features[:, place] = torch.from_numpy(actual.at)
     features = torch.cat([features, torch.ones(len(features), 1)], dim=1).double()
     sd = (features @ torch.cov(weights_SD.T, correction=0) @ features.T).diagonal().sqrt()
-    assert_close(found.functions_SGK[..., 0].std(0, correction=0), sd)
-    assert len(found.at) <= 24
-    assert found.at[0] > table.column("wild").low
-    assert_close(found.marks, np.quantile(table.known.columns["wild"], np.linspace(0.1, 0.9, 9)))
+    assert_close(actual.functions_SGK[..., 0].std(0, correction=0), sd)
+    assert len(actual.at) <= 24
+    assert actual.at[0] > table.column("wild").low
+    assert_close(actual.marks, np.quantile(table.known.columns["wild"], np.linspace(0.1, 0.9, 9)))
 
 
 class Additive(nn.Module):
@@ -123,17 +123,17 @@ def test_dates_of_all_days_of_the_week_are_averaged():
             return (inputs[:, -1:] > 5).double() + self.level  # Saturday, as the last column is the weekday as a number
 
     table = of(Weekly(), torch.zeros(1, 1).double(), tb.likelihoods.Gaussian(0.5), train)
-    found = partial_dependence(table, "day").functions_SGK[0, :, 0]
+    actual = partial_dependence(table, "day").functions_SGK[0, :, 0]
     assert table.columns.columns[-1].name == "day"
     share = float((table.known_values[:, -1] > 5).double().mean())
-    assert float((found - share).abs().max()) < 0.12  # alone, each date has 0 or 1
+    assert float((actual - share).abs().max()) < 0.12  # alone, each date has 0 or 1
 
 
 def test_numbers_of_few_values_are_names():
     table = linear(frame())
-    found = partial_dependence(table, "flag")
-    assert found.at.tolist() == ["False", "True"]
-    gap = found.functions_SGK[:, 1, 0] - found.functions_SGK[:, 0, 0]
+    actual = partial_dependence(table, "flag")
+    assert actual.at.tolist() == ["False", "True"]
+    gap = actual.functions_SGK[:, 1, 0] - actual.functions_SGK[:, 0, 0]
     assert_close(gap, weights_of(table)[:, table.block("flag").start])
 
 
@@ -143,15 +143,15 @@ def test_classes_are_averaged_as_probabilities(classes):
     outputs = 1 if classes == 2 else classes
     likelihood = tb.likelihoods.Bernoulli() if classes == 2 else tb.likelihoods.Categorical()
     table = of(nn.Linear(2, outputs), normal(5, 3 * outputs), likelihood, train)
-    found = partial_dependence(table, "a")
+    actual = partial_dependence(table, "a")
     for s, weights in enumerate(weights_of(table)):
         matrix, offset = weights[: 2 * outputs].view(outputs, 2), weights[2 * outputs :]
         rows = torch.tensor(train.to_numpy())
         for g in (0, 7):
-            rows[:, 0] = found.at[g]
+            rows[:, 0] = actual.at[g]
             logits = rows @ matrix.T + offset
             probs = logits.softmax(1) if classes > 2 else torch.cat([(-logits).sigmoid(), logits.sigmoid()], 1)
-            assert_close(found.functions_SGK[s, g], probs.mean(0))
+            assert_close(actual.functions_SGK[s, g], probs.mean(0))
 
 
 def test_importance_is_the_loss_of_log_probability_where_a_column_is_shuffled():
@@ -159,13 +159,13 @@ def test_importance_is_the_loss_of_log_probability_where_a_column_is_shuffled():
     train = pd.DataFrame({"a": RNG.normal(0, 1, rows), "b": RNG.normal(0, 2, rows), "c": RNG.normal(size=rows)})
     table = of(nn.Linear(3, 1), torch.tensor([[1.0, 1.0, 0.0, 0.0]]).double(), tb.likelihoods.Gaussian(2.0), train)
     targets = torch.tensor((train["a"] + train["b"]).to_numpy())[:, None]
-    found = importance(table, targets)
-    assert list(found) == ["b", "a", "c"]
-    assert found["c"] == 0
+    actual = importance(table, targets)
+    assert list(actual) == ["b", "a", "c"]
+    assert actual["c"] == 0
     # the targets are the means: the loss is E (x − x')² w² / 2σ² = w² Var x / σ², of independent x and x'
     for name in "ab":
         squares = float(np.var(train[name].to_numpy())) / 4
-        assert abs(found[name] / squares - 1) < 4 * math.sqrt(2 / rows)
+        assert abs(actual[name] / squares - 1) < 4 * math.sqrt(2 / rows)
 
 
 def test_noise_and_disagreement_obey_the_law_of_total_variance():
@@ -198,7 +198,7 @@ def test_the_column_named_is_the_one_whose_usual_value_lowers_the_variance():
     odd.loc[0, "wild"], odd.loc[1, "town"], odd.loc[2, "size"] = 500.0, "Atlantis", -40.0
     table = linear(train, odd)
     rows = torch.tensor([0, 1, 2, 9])
-    found, weights_SD = falls(table, rows), weights_of(table)
+    actual, weights_SD = falls(table, rows), weights_of(table)
     covariance = torch.cov(weights_SD.T, correction=0)
 
     def variance(values_BF):
@@ -216,7 +216,7 @@ def test_the_column_named_is_the_one_whose_usual_value_lowers_the_variance():
     for c, name in enumerate(names[:4]):
         replaced = odd.loc[rows.tolist()].assign(**{name: usual[name]})
         values = torch.from_numpy(table.columns(from_frame(replaced, "X")).values)
-        assert_close(found[:, c], 1 - variance(values) / variance(table.values[rows]))
+        assert_close(actual[:, c], 1 - variance(values) / variance(table.values[rows]))
     said = reasons(table, rows)
     assert said[0].startswith("wild 500 (above all training rows): −")
     assert said[2].startswith("size -40 (below all training rows): −")
@@ -272,9 +272,9 @@ def test_vectors_without_names_are_numbered_and_too_many_are_left():
     assert_close(
         table.predictive(table.values).mean, tb.predict(functions, data_of(inputs).test.inputs).mean, rtol=1e-5
     )
-    found = partial_dependence(table, "x2")
+    actual = partial_dependence(table, "x2")
     scale = float(inputs[:, 1].std(correction=0))
-    slope = (found.functions_SGK[:, -1, 0] - found.functions_SGK[:, 0, 0]) / (found.at[-1] - found.at[0])
+    slope = (actual.functions_SGK[:, -1, 0] - actual.functions_SGK[:, 0, 0]) / (actual.at[-1] - actual.at[0])
     assert_close(slope, functions.weights_SD[:, 1] / scale, rtol=1e-4)
     wide = tb.Model(nn.Linear(501, 1), tb.likelihoods.Gaussian(1.0))
     functions = Functions(wide, torch.zeros(1, 502))
@@ -308,11 +308,11 @@ def test_a_closed_form_has_its_mean_and_no_band():
     posterior = tb.fit(model, tuple(data.train), method, start=network, callbacks=())
     table = predictor_of(preferred(posterior), data)
     assert table is not None
-    found = partial_dependence(table, "x1").functions_SGK
-    assert len(found) == 1
-    rows = table.prepare(table.known_values).repeat(found.shape[1], 1, 1)
+    actual = partial_dependence(table, "x1").functions_SGK
+    assert len(actual) == 1
+    rows = table.prepare(table.known_values).repeat(actual.shape[1], 1, 1)
     rows[..., 0] = data.standardise(torch.tensor(partial_dependence(table, "x1").at)[:, None].repeat(1, 2))[:, :1]
-    assert_close(found[0, :, 0], network(rows)[..., 0].mean(1), rtol=1e-5, atol=1e-6)
+    assert_close(actual[0, :, 0], network(rows)[..., 0].mean(1), rtol=1e-5, atol=1e-6)
     noise_N, disagreement_N = uncertainties_of(table)
     assert_close(noise_N, torch.full((40,), 0.25))
     assert_close(disagreement_N, tb.predict(posterior, data.test.inputs).epistemic.flatten(), rtol=1e-5)

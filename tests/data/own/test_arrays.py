@@ -78,8 +78,8 @@ def test_images_lie_in_arrays_in_three_ways(tmp_path):
         for way, array in ways.items():
             data = as_data("mine", (array, labels, array[:4], labels[:4]))
             assert data.input_shape == images.shape[1:]
-            found = data.standardise.inverse(data.train.inputs) * 255
-            assert torch.allclose(found, torch.from_numpy(images).float(), atol=1e-3)
+            actual = data.standardise.inverse(data.train.inputs) * 255
+            assert torch.allclose(actual, torch.from_numpy(images).float(), atol=1e-3)
             assert sum("The arrays are taken for" in note for note in data.notes) == (way != "first")
             for other in ways.values():
                 np.save(tmp_path / "new.npy", other[:4])
@@ -127,7 +127,7 @@ DATES = np.arange(30).astype("M8[D]")
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("actual", "said"),
     [
         ((X, np.eye(3)[Y]), r"one target for each row; got 3 .*targets\.argmax\(1\)"),
         ((X[:, 0], Y), r"must have shape \(rows, \.\.\.\); got \(30,\).*inputs\[:, None\]"),
@@ -145,9 +145,9 @@ DATES = np.arange(30).astype("M8[D]")
         ((DataLoader(TensorDataset(torch.from_numpy(X))), Y), r"as inputs\. Give the arrays themselves"),
     ],
 )
-def test_what_functions_give_is_refused_with_advice(found, said):
+def test_what_functions_give_is_refused_with_advice(actual, said):
     with pytest.raises((TypeError, ValueError), match=said):
-        as_data("mine", found)
+        as_data("mine", actual)
 
 
 def test_test_rows_of_archives_are_whole(tmp_path):

@@ -29,10 +29,10 @@ def table(path: Path, cells: list[str], name: str = "when") -> Data:
 @pytest.mark.parametrize("time", ["", " %H:%M", " %H:%M:%S", " %I:%M %p"])
 def test_days_are_those_of_the_calendar_however_dates_are_written(form: str, time: str) -> None:
     texts = [date.strftime(form + time) for date in DATES]
-    found = fit_dates("when", texts, flag=False)
-    assert found is not None
-    block = np.zeros((len(texts), found.width))
-    assert found.write(np.array(texts, dtype=object), block) == []
+    actual = fit_dates("when", texts, flag=False)
+    assert actual is not None
+    block = np.zeros((len(texts), actual.width))
+    assert actual.write(np.array(texts, dtype=object), block) == []
     dates = DATES if time else [date.replace(hour=0, minute=0) for date in DATES]
     expected = [(date - dates[0]).total_seconds() / 86400 for date in dates]
     np.testing.assert_allclose(block[:, 0], expected)
@@ -40,20 +40,20 @@ def test_days_are_those_of_the_calendar_however_dates_are_written(form: str, tim
     angles = np.arctan2(block[:, 2], block[:, 3]) / (2 * np.pi) % 1 * 365.2425
     days = [date.timetuple().tm_yday - 1 + (date.hour * 60 + date.minute) / 1440 for date in dates]
     np.testing.assert_allclose(angles, days, atol=1e-9)
-    weekdays = np.arctan2(block[:, 4], block[:, 5]) / (2 * np.pi) % 1 * 7 if found.width > 5 else []
+    weekdays = np.arctan2(block[:, 4], block[:, 5]) / (2 * np.pi) % 1 * 7 if actual.width > 5 else []
     for place, date in zip(weekdays, dates, strict=False):
         assert place == pytest.approx(date.weekday() + (date.hour * 60 + date.minute) / 1440, abs=1e-9)
-    assert ("weekday" in found.parts) == (found.width > 4)
-    assert ("time of day" in found.parts) == bool(time)
+    assert ("weekday" in actual.parts) == (actual.width > 4)
+    assert ("time of day" in actual.parts) == bool(time)
 
 
 def test_zones_are_taken_to_one_time() -> None:
-    found = fit_dates(
+    actual = fit_dates(
         "t", ["2020-01-01T00:00:00Z", "2020-01-01T03:00:00+02:00", "2020-01-01T12:00:00.5+00:00"], flag=False
     )
-    assert found is not None
-    block = np.zeros((2, found.width))
-    found.write(np.array(["2020-01-01T03:00:00+02:00", "2020-01-02T00:00:00+00:00"], dtype=object), block)
+    assert actual is not None
+    block = np.zeros((2, actual.width))
+    actual.write(np.array(["2020-01-01T03:00:00+02:00", "2020-01-02T00:00:00+00:00"], dtype=object), block)
     assert block[:, 0] * 24 == pytest.approx([1, 24])
 
 

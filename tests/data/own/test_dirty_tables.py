@@ -102,8 +102,8 @@ def test_missing_values_have_many_spellings(tmp_path, text, comma):
     values = with_cell(text)
     if comma:
         values = [value.replace(".25", ",25") for value in values]
-    found = read_table(written(tmp_path, a=values)).columns["a"]
-    assert np.array_equal(found, [np.nan if i == 50 else i + 0.25 for i in range(ROWS)], equal_nan=True)
+    actual = read_table(written(tmp_path, a=values)).columns["a"]
+    assert np.array_equal(actual, [np.nan if i == 50 else i + 0.25 for i in range(ROWS)], equal_nan=True)
 
 
 def test_signs_are_values_where_they_are_not_among_numbers(tmp_path):
@@ -155,9 +155,9 @@ def test_other_encodings_are_named_or_said(tmp_path):
     text, known = path.read_text("utf-8"), read(path)
     for encoding, settings in {"utf-16": {}, "latin-1": {"encoding": "latin-1"}}.items():
         path.write_text(text, encoding)
-        found = read(path, **settings)
-        assert torch.equal(found.train.inputs, known.train.inputs)
-        assert torch.equal(read_new(found, path).inputs, read_new(found, path).inputs)
+        actual = read(path, **settings)
+        assert torch.equal(actual.train.inputs, known.train.inputs)
+        assert torch.equal(read_new(actual, path).inputs, read_new(actual, path).inputs)
     with pytest.raises(ValueError, match=r"not text in UTF-8, as line 2 shows .*--data_settings\.encoding latin-1"):
         read(path)
     with pytest.raises(ValueError, match="`encoding` must be one that Python knows, such as latin-1; got 'latin-100'"):

@@ -17,8 +17,8 @@ def test_hugging_face_data_sets(tmp_path):
     files = sorted(map(str, root.rglob("*.png")))
     features = datasets.Features({"picture": datasets.Image(), "label": datasets.ClassLabel(names=["dark", "light"])})
     labels = [int("light" in file) for file in files]
-    found = datasets.Dataset.from_dict({"picture": files, "label": labels}, features=features)
-    found.save_to_disk(str(tmp_path / "saved"))
+    actual = datasets.Dataset.from_dict({"picture": files, "label": labels}, features=features)
+    actual.save_to_disk(str(tmp_path / "saved"))
     here, there = read_data(tmp_path / "saved"), read_data(root)
     assert here.classes == there.classes
     assert torch.equal(here.train.inputs, there.train.inputs)

@@ -168,11 +168,11 @@ def test_new_images_in_folders_that_are_no_classes(tmp_path):
     data = read_data(folder(tmp_path / "known"))
     new = folder(tmp_path / "new", size=(12, 10), count=2)
     (new / "dark").rename(new / "2024-01")
-    found = read_new(data, new)
-    assert found.targets is None
-    assert found.names is not None
-    assert found.names[0] == "2024-01/00.png"
-    assert found.notes == (
+    actual = read_new(data, new)
+    assert actual.targets is None
+    assert actual.names is not None
+    assert actual.names[0] == "2024-01/00.png"
+    assert actual.notes == (
         "4 of 4 images are of another size than 6 x 5: cut to that shape around their middle and scaled.",
         "No targets: the folder '2024-01' is no class of known (dark, light).",
     )

@@ -80,9 +80,9 @@ def test_columns_become_numbers_as_the_rules_say():
 def test_new_values_are_told():
     encode = Columns((Column("x", None, 2.0, False, 1.0, 3.0), Column("text", ("a", "b"))), "mine")
     new = Table({"x": np.array([np.nan, 9.0, 2.0]), "text": np.array(["c", "a", None], dtype=object)})
-    found = encode(new)
-    assert found.values.tolist() == [[2, 0, 0], [9, 1, 0], [2, 0, 0]]
-    assert found.notes == (
+    actual = encode(new)
+    assert actual.values.tolist() == [[2, 0, 0], [9, 1, 0], [2, 0, 0]]
+    assert actual.notes == (
         "Missing values of 'x' that are taken for the median, 2: 1.",
         "Rows with a value of 'text' that no training row has (c), taken as none of its values: 1.",
         "Rows outside the range of the training rows in some column: 1.",
@@ -162,11 +162,11 @@ def test_separators_names_and_packing_are_recognised(tmp_path):
     packed = tmp_path / "p.csv.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     for path in (tabs, semicolons, packed):
-        found = read_table(path)
-        assert found.names == plain.names
+        actual = read_table(path)
+        assert actual.names == plain.names
         for name in plain.names:
-            assert (found.columns[name] == plain.columns[name])[~np.isnan(plain.columns["gaps"])].all()
-            assert found.columns[name].dtype == plain.columns[name].dtype
+            assert (actual.columns[name] == plain.columns[name])[~np.isnan(plain.columns["gaps"])].all()
+            assert actual.columns[name].dtype == plain.columns[name].dtype
     bare = tmp_path / "bare.data"
     bare.write_text("1 2.5 -3e-1\n4 5 6\n")
     assert {n: v.tolist() for n, v in read_table(bare).columns.items()} == {"1": [1, 4], "2": [2.5, 5], "3": [-0.3, 6]}
@@ -197,9 +197,9 @@ def test_the_checksum_is_of_all_rows_and_of_nothing_else(tmp_path):
     number = [f"{i}.5" for i in range(ROWS)]
 
     def checksum(**changed) -> int:
-        found = read_data(written(tmp_path, **changed), {"target": "price"}).checksum
-        assert found is not None
-        return found
+        actual = read_data(written(tmp_path, **changed), {"target": "price"}).checksum
+        assert actual is not None
+        return actual
 
     known = checksum()
     assert checksum(note=["other"] * ROWS) == known
@@ -303,14 +303,14 @@ def test_numbers_of_a_frame_are_numbers_whatever_holds_them():
         "name": pd.Categorical([1, 2] * 30),
     })
     columns, notes = fit_columns(from_frame(frame, "X"), "X", left={}, categorical=())
-    found = columns(from_frame(frame, "X")).values
+    actual = columns(from_frame(frame, "X")).values
     assert not any("Left out" in note for note in notes)
-    assert found.shape == (60, 9)
-    np.testing.assert_allclose(found[:, :3], plain[:, None].repeat(3, 1))
-    np.testing.assert_allclose(found[1:, 3], plain[1:])
-    assert found[:, 4].sum() == 1
-    np.testing.assert_allclose(found[:, 5], 3600 * plain, atol=1e-6)
-    np.testing.assert_allclose(found[:, 6], frame["wide"].astype(float))
+    assert actual.shape == (60, 9)
+    np.testing.assert_allclose(actual[:, :3], plain[:, None].repeat(3, 1))
+    np.testing.assert_allclose(actual[1:, 3], plain[1:])
+    assert actual[:, 4].sum() == 1
+    np.testing.assert_allclose(actual[:, 5], 3600 * plain, atol=1e-6)
+    np.testing.assert_allclose(actual[:, 6], frame["wide"].astype(float))
     assert columns.columns[-1].values == ("1", "2")
 
 

@@ -48,13 +48,13 @@ def direct(directory, method, functions):
     )
     rows = {"train": (data.train.inputs, labels), "test": (data.test.inputs[:80], data.test.targets[:80])}
     weights = posterior.functions(functions, seed=3).weights_SD.split([4 * 64, 4, 10 * 4, 10], dim=1)
-    found = {}
+    actual = {}
     for name, (inputs, targets) in rows.items():
         first, first_bias, last, last_bias = (part[:, None] for part in weights)
         hidden = inputs.flatten(1) @ first.reshape(-1, 4, 64).mT + first_bias
         logits = hidden.relu() @ last.reshape(-1, 10, 4).mT + last_bias
-        found[name] = (logits.double().softmax(-1), targets)
-    return found
+        actual[name] = (logits.double().softmax(-1), targets)
+    return actual
 
 
 def scores(probs, targets):
@@ -65,17 +65,17 @@ def scores(probs, targets):
 
 @pytest.mark.parametrize(("method", "alone", "functions"), [("ensemble", "SGD", 2), ("MultiSWAG", "SWAG", 4)])
 def test_scores_are_those_of_the_saved_posteriors(tiny, method, alone, functions):
-    directory, found = tiny
+    directory, actual = tiny
     for rows, (probs, targets) in direct(directory, method.lower(), functions).items():
         member = [scores(probs[m::2].mean(0), targets) for m in range(2)]
         for at, measure in enumerate(("error", "nll")):
-            together, by_itself = (found["scores"][name][rows][measure][1] for name in (method, alone))
+            together, by_itself = (actual["scores"][name][rows][measure][1] for name in (method, alone))
             assert together == pytest.approx(scores(probs.mean(0), targets)[at], rel=1e-5)
             assert by_itself == pytest.approx(np.mean([one[at] for one in member]), rel=1e-5)
             if rows == "test":
-                growing = found["averaged"][method][measure][1]
+                growing = actual["averaged"][method][measure][1]
                 assert growing == pytest.approx([member[0][at], together], rel=1e-5)
-    assert found["weights"] == [64 * w + w + 10 * w + 10 for w in (2, 4, 9)]
+    assert actual["weights"] == [64 * w + w + 10 * w + 10 for w in (2, 4, 9)]
 
 
 def test_labels_are_shuffled_as_the_recipe_says(tiny):
@@ -156,17 +156,17 @@ NLL = {"SGD": [0.5, 0.6, 0.9, 0.6], "SWAG": [0.5, 0.55, 0.6, 0.5], "ensemble": [
 
 def made_up(*, train=(0.2, 0.1, 0.02, 0.0), **changes):
     """Scores of one seed; a change such as SGD_error replaces a curve."""
-    found = {}
+    actual = {}
     for name in METHODS:
         like = "ensemble" if name == "MultiSWAG" else name
         test = {"error": changes.get(f"{name}_error", ERROR[like]), "nll": changes.get(f"{name}_nll", NLL[like])}
-        found[name] = {"test": test, "train": {"error": list(train), "nll": list(train)}}
+        actual[name] = {"test": test, "train": {"error": list(train), "nll": list(train)}}
     averaged = {
-        name: {m: [[v + 0.1, v] for v in found[name]["test"][m]] for m in ("error", "nll")}
+        name: {m: [[v + 0.1, v] for v in actual[name]["test"][m]] for m in ("error", "nll")}
         for name in ("ensemble", "MultiSWAG")
     }
     about = {"widths": WIDTHS, "good": GOOD, "peak": PEAK, "wrong": 0.18, "weights": [10, 20, 40, 200]}
-    return {**about, "scores": found, "averaged": averaged}
+    return {**about, "scores": actual, "averaged": averaged}
 
 
 def jitter(results):
@@ -200,10 +200,10 @@ def jitter(results):
     ],
 )
 def test_every_part_can_fail(change, failing):
-    found = room.summarise(jitter([made_up(**change)] * 3)).verdict
-    refuted = [part.statement for part in found.parts if part.outcome == "does not hold"]
-    assert found.outcome == ("does not hold" if failing else "holds")
-    assert len(found.parts) == 14
+    actual = room.summarise(jitter([made_up(**change)] * 3)).verdict
+    refuted = [part.statement for part in actual.parts if part.outcome == "does not hold"]
+    assert actual.outcome == ("does not hold" if failing else "holds")
+    assert len(actual.parts) == 14
     assert all(any(text in statement for text in failing) for statement in refuted)
     assert bool(refuted) == bool(failing)
     for text in failing[:1]:

@@ -69,9 +69,9 @@ def average_of(model, weights_MSD, test):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_the_saved_networks(tiny, kind):
-    directory, found = tiny
+    directory, actual = tiny
     model, weights_MSD, test = reload(directory, kind)
-    numbers = found["kinds"][kind]
+    numbers = actual["kinds"][kind]
     assert weights_MSD.shape[:2] == (3, numbers["networks"])
     for budget, scores in enumerate(numbers["budgets"], 1):
         chosen = [average_of(model, weights_MSD[list(runs)], test) for runs in combinations(range(3), budget)]
@@ -107,9 +107,9 @@ def test_every_kind_has_the_same_budget_and_start(tiny):
 
 
 def test_the_path_is_that_of_the_first_run(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     model, weights_MSD, test = reload(directory, FAST)
-    path = found["path"]
+    path = actual["path"]
     assert [one["epoch"] for one in path["kept"]] == [one["epoch"] for one in path["average"]] == [2.5, 3.5]
     for count, (alone, average) in enumerate(zip(path["kept"], path["average"], strict=True), 1):
         assert alone["nll"] == pytest.approx(average_of(model, weights_MSD[:1, count - 1 : count], test)[1], rel=1e-5)
@@ -125,8 +125,8 @@ def test_the_path_is_that_of_the_first_run(tiny):
 
 @pytest.mark.study  # `test_records.py`: what a file holds is not computed again
 def test_a_second_call_gives_the_same(tiny):
-    directory, found = tiny
-    assert room.run(TINY, 3, directory) == found
+    directory, actual = tiny
+    assert room.run(TINY, 3, directory) == actual
 
 
 def made_up(gain=(0.02, 0.01, 0.005), nll=(0.06, 0.04, 0.02), *, last=0.03, error=0.1):
@@ -185,8 +185,8 @@ def test_one_seed_is_inconclusive():
 
 
 def test_tables_hold_the_means():
-    found = room.summarise([made_up(), made_up(gain=(0.04, 0.01, 0.005))])
-    budgets, differences, single, published = (table.markdown() for table in found.tables)
+    actual = room.summarise([made_up(), made_up(gain=(0.04, 0.01, 0.005))])
+    budgets, differences, single, published = (table.markdown() for table in actual.tables)
     assert "| FGE | 1 | 2 | 93.00 ± 1.00 | 0.3400 ± 0.0000 |" in budgets
     assert "| snapshot ensemble | 3 | 6 | 92.00 ± 0.00 |" in budgets
     assert "| FGE − independent networks | 1 | 3.00 ± 1.00 | −0.0600 ± 0.0000 |" in differences

@@ -84,23 +84,23 @@ def test_poison_is_never_right_and_a_small_share_is_part_of_a_large_one(rows):
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_scores_are_those_of_the_network(tiny, rows, place):
-    found = tiny[1]["solutions"][place]
+    actual = tiny[1]["solutions"][place]
     _, point, epochs, clean, poison = again(rows, place)
     network = point.functions()
-    assert (found["name"], found["share"], found["epochs"]) == (*SOLUTIONS.trained()[place], epochs)
+    assert (actual["name"], actual["share"], actual["epochs"]) == (*SOLUTIONS.trained()[place], epochs)
     for pair, loss, error in (
         (clean, "loss", "error"),
         (tb.data.Pair(*(p[:50] for p in rows.test)), "test_nll", "test_error"),
     ):
         outputs = network(pair.inputs)[0].double()
-        assert found[loss] == pytest.approx(torch.nn.functional.cross_entropy(outputs, pair.targets).item(), rel=1e-5)
-        assert found[error] == pytest.approx((outputs.argmax(1) != pair.targets).double().mean().item())
+        assert actual[loss] == pytest.approx(torch.nn.functional.cross_entropy(outputs, pair.targets).item(), rel=1e-5)
+        assert actual[error] == pytest.approx((outputs.argmax(1) != pair.targets).double().mean().item())
     if len(poison.targets):
         missed = (network(poison.inputs)[0].argmax(1) != poison.targets).double().mean().item()
-        assert found["poison_error"] == pytest.approx(missed)
-    assert found["norm"] == pytest.approx(float(point.weights_MD.norm()), rel=1e-6)
-    assert found["loss"] == pytest.approx(SOLUTIONS.level, rel=1e-4)
-    assert found["error"] == 0
+        assert actual["poison_error"] == pytest.approx(missed)
+    assert actual["norm"] == pytest.approx(float(point.weights_MD.norm()), rel=1e-6)
+    assert actual["loss"] == pytest.approx(SOLUTIONS.level, rel=1e-4)
+    assert actual["error"] == 0
 
 
 def test_training_ends_at_the_first_epoch_that_fits(rows, monkeypatch):
@@ -131,13 +131,13 @@ def test_scaling_changes_outputs_alone(rows):
 def test_volumes_are_means_of_powers_of_radii(tiny, rows, shape):
     model, point, _, clean, _ = again(rows, 0)
     radii = basin(model, clean, point, directions=4, shape=shape, seed=3).radii_K.numpy()
-    found, size = tiny[1]["solutions"][0]["basins"][shape], point.weights_MD.shape[1]
+    actual, size = tiny[1]["solutions"][0]["basins"][shape], point.weights_MD.shape[1]
     top = radii.max()
-    assert found["orders"] == pytest.approx(size * math.log10(top) + math.log10(np.mean((radii / top) ** size)))
-    assert found["typical"] == pytest.approx(size * np.log10(radii).mean())
-    assert found["typical_error"] == pytest.approx(size * np.log10(radii).std(ddof=1) / 2)
-    assert np.allclose(found["radii"], radii, rtol=1e-3)
-    assert found["capped"] == 0
+    assert actual["orders"] == pytest.approx(size * math.log10(top) + math.log10(np.mean((radii / top) ** size)))
+    assert actual["typical"] == pytest.approx(size * np.log10(radii).mean())
+    assert actual["typical_error"] == pytest.approx(size * np.log10(radii).std(ddof=1) / 2)
+    assert np.allclose(actual["radii"], radii, rtol=1e-3)
+    assert actual["capped"] == 0
 
 
 def test_effective_dimension_is_that_of_all_eigenvalues(rows):
@@ -146,12 +146,12 @@ def test_effective_dimension_is_that_of_all_eigenvalues(rows):
     place = place_of(model, clean, point)
     matrix = Products(place, "ggn", 100)(torch.eye(point.weights_MD.shape[1])).double()
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2).clamp_min(0)
-    found = run.curvature(recipe, point, clean, seed=0)
+    actual = run.curvature(recipe, point, clean, seed=0)
     exact = float((values / (values + 0.5)).sum())
-    assert abs(found["effective"] - exact) < 4 * found["effective_error"]
-    assert found["effective_error"] < 0.1 * exact
-    assert found["top"] == pytest.approx(float(values[-1]), rel=1e-4)
-    density = np.array(found["density"])
+    assert abs(actual["effective"] - exact) < 4 * actual["effective_error"]
+    assert actual["effective_error"] < 0.1 * exact
+    assert actual["top"] == pytest.approx(float(values[-1]), rel=1e-4)
+    density = np.array(actual["density"])
     near = float(((values > 10) & (values < 1e4)).sum())
     inside = (np.array(GRID) > 1) & (np.array(GRID) < 4)
     assert density[inside].sum() * 0.05 == pytest.approx(near, rel=0.25)
@@ -160,24 +160,24 @@ def test_effective_dimension_is_that_of_all_eigenvalues(rows):
 def test_a_density_counts_all_eigenvalues():
     nodes = torch.tensor([[0.0, 1.0, 100.0]], dtype=torch.float64)
     weights = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
-    found = run.per_decade(Spectrum(nodes, weights, torch.zeros(1, 3), (3,), 1000, 10, "ggn"))
+    actual = run.per_decade(Spectrum(nodes, weights, torch.zeros(1, 3), (3,), 1000, 10, "ggn"))
     grid = torch.tensor(GRID)
-    assert float(found.sum()) * 0.05 == pytest.approx(500, rel=1e-6)  # a zero is off the grid
-    assert float(found[grid < 1].sum()) * 0.05 == pytest.approx(300, rel=1e-6)
-    assert float(grid[found.argmax()]) == pytest.approx(0, abs=0.03)
+    assert float(actual.sum()) * 0.05 == pytest.approx(500, rel=1e-6)  # a zero is off the grid
+    assert float(actual[grid < 1].sum()) * 0.05 == pytest.approx(300, rel=1e-6)
+    assert float(grid[actual.argmax()]) == pytest.approx(0, abs=0.03)
 
 
 def test_surfaces_are_around_the_networks(tiny):
-    found = tiny[1]["surfaces"]
+    actual = tiny[1]["surfaces"]
     for place, share in enumerate((0.0, 0.5)):
-        assert found["shares"][place] == share
-        assert found["nll"][place][1][1] == pytest.approx(tiny[1]["solutions"][place]["loss"], rel=1e-3)
-        assert min(found["nll"][place][0]) > found["nll"][place][1][1]
+        assert actual["shares"][place] == share
+        assert actual["nll"][place][1][1] == pytest.approx(tiny[1]["solutions"][place]["loss"], rel=1e-3)
+        assert min(actual["nll"][place][0]) > actual["nll"][place][1][1]
 
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_widths_are_scored_on_noisy_and_true_labels(tiny, place):
-    found, data = tiny[1]["widths"][place], load("digits", train_size=30, seed=3)
+    actual, data = tiny[1]["widths"][place], load("digits", train_size=30, seed=3)
     images = [torch.nn.functional.avg_pool2d(part.inputs, 2) for part in (data.train, data.test)]
     scale = images[0].std()
     train = (images[0] / scale, shuffled(data.train.targets, 0.2, seed=3))
@@ -185,13 +185,13 @@ def test_widths_are_scored_on_noisy_and_true_labels(tiny, place):
     units = WIDTHS.units[place]
     model = tb.Model(tb.networks.mlp((1, 4, 4), 10, hidden=(units,)), tb.likelihoods.Categorical(), tb.priors.Flat())
     point = tb.fit(model, train, WIDTHS.method, seed=3, callbacks=())
-    assert (found["units"], found["weights"]) == (units, 27 * units + 10)
+    assert (actual["units"], actual["weights"]) == (units, 27 * units + 10)
     for pair, loss, error in ((train, "loss", "error"), (test, "test_nll", "test_error")):
         scores = tb.evaluate(point, pair).metrics
-        assert found["end"][loss] == pytest.approx(scores["nll"], rel=1e-5)
-        assert found["end"][error] == pytest.approx(1 - scores["accuracy"])
+        assert actual["end"][loss] == pytest.approx(scores["nll"], rel=1e-5)
+        assert actual["end"][error] == pytest.approx(1 - scores["accuracy"])
     exact = tb.geometry.spectrum(model, train, point, matrix="ggn", steps=8, probes=2, seed=3)
-    for precision, value in zip(WIDTHS.precisions, found["end"]["effective"], strict=True):
+    for precision, value in zip(WIDTHS.precisions, actual["end"]["effective"], strict=True):
         assert value == pytest.approx(exact.effective_dimension(precision).value, rel=1e-4)
 
 
@@ -204,12 +204,12 @@ def test_equal_training_loss_is_reached_by_wide_networks_alone(tiny):
 
 
 def test_a_second_call_reads_what_is_there(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert sorted(before) == [
         "SAM_0.json", "SGD_0.5.json", "SGD_0.json", "surfaces.json", "width_2.json", "width_24.json",
     ]  # fmt: skip
-    assert run.run(TINY, 3, directory) == found
+    assert run.run(TINY, 3, directory) == actual
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
@@ -287,10 +287,10 @@ def made_up(
 
 def changed(when, key, values, *, places=(2, 3, 4, 5, 6)):
     """A seed with other numbers at the widths that fit."""
-    found = made_up()
+    actual = made_up()
     for place, value in zip(places, values, strict=True):
-        found["widths"][place][when][key] = value
-    return found
+        actual["widths"][place][when][key] = value
+    return actual
 
 
 def jitter(results):
@@ -332,15 +332,15 @@ LESS = [[10 * k] * 3 for k in (1, 2, 3, 4, 5)]  # effective dimensions that rise
     ],
 )
 def test_every_part_is_reached(result, outcome, open_parts):
-    found = report.summarise(jitter([result] * 3)).verdict
-    assert found.outcome == outcome
-    assert tuple(place for place, part in enumerate(found.parts) if part.outcome != "holds") == open_parts
-    assert len(found.parts) == 14
+    actual = report.summarise(jitter([result] * 3)).verdict
+    assert actual.outcome == outcome
+    assert tuple(place for place, part in enumerate(actual.parts) if part.outcome != "holds") == open_parts
+    assert len(actual.parts) == 14
 
 
 def test_one_seed_is_inconclusive():
-    found = report.summarise([made_up()]).verdict
-    assert {part.outcome for part in found.parts} == {"inconclusive"}
+    actual = report.summarise([made_up()]).verdict
+    assert {part.outcome for part in actual.parts} == {"inconclusive"}
 
 
 def test_tables_hold_means_and_ranks():

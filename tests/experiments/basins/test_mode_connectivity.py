@@ -88,12 +88,12 @@ def outputs(model: tb.Model, weights_D: torch.Tensor, inputs: torch.Tensor) -> t
 
 @pytest.mark.parametrize("name", [SEGMENT, BEZIER, CHAIN])
 def test_networks_on_paths_are_scored_by_their_weights(tiny, name):
-    directory, found = tiny
+    directory, actual = tiny
     assert TINY.images is not None
     model, data = about(TINY.images)
     first_D, last_D = read(directory, "images", "ends", model).weights_MD
     bend = {n: read(directory, "images", n, model).points_MPD[0, 1] for n in ("bezier", "chain")}
-    own = found["images"]["paths"][name]
+    own = actual["images"]["paths"][name]
     test, targets = data.test.inputs[:50], data.test.targets[:50]
     classes, at_zero = [], outputs(model, first_D, test).softmax(-1)
     for place, t in enumerate((0.0, 0.25, 0.5, 0.75, 1.0)):
@@ -114,11 +114,11 @@ def test_networks_on_paths_are_scored_by_their_weights(tiny, name):
         assert own["differs"][place] == pytest.approx((classes[-1] != classes[0]).double().mean().item())
         pair = cross_entropy(((probs + at_zero) / 2).log(), targets).item()
         assert own["pair_nll"][place] == pytest.approx(pair, rel=1e-4)
-    assert found["images"]["positions"] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert actual["images"]["positions"] == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
 def test_statistics_of_batch_norm_are_recalibrated_along_paths(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     assert TINY.residual is not None
     model, data = about(TINY.residual)
     ends = read(directory, "residual", "ends", model)
@@ -135,16 +135,16 @@ def test_statistics_of_batch_norm_are_recalibrated_along_paths(tiny):
             for batch in data.train.inputs.split(16):
                 network.train()(batch)
             nll = cross_entropy(network.eval()(data.train.inputs), data.train.targets)
-        assert found["residual"]["paths"][name]["nll"][1] == pytest.approx(nll.item(), rel=1e-3)
-    assert found["residual"]["surfaces"] == {}
+        assert actual["residual"]["paths"][name]["nll"][1] == pytest.approx(nll.item(), rel=1e-3)
+    assert actual["residual"]["surfaces"] == {}
 
 
 def test_the_loss_over_the_plane_of_a_curve(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     assert TINY.images is not None
     model, data = about(TINY.images)
     for name, shape in ((BEZIER, "bezier"), (CHAIN, "chain")):
-        own = found["images"]["surfaces"][name]
+        own = actual["images"]["surfaces"][name]
         first_D, bend_D, last_D = read(directory, "images", shape, model).points_MPD[0].double()
         u_D = (last_D - first_D) / (last_D - first_D).norm()
         v_D = (bend_D - first_D) - ((bend_D - first_D) @ u_D) * u_D
@@ -162,7 +162,7 @@ def test_the_loss_over_the_plane_of_a_curve(tiny):
 
 
 def test_lines_between_aligned_perceptrons(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     assert TINY.alignment is not None
     model, data = about(TINY.alignment)
     ends = read(directory, "alignment", "ends", model)
@@ -174,7 +174,7 @@ def test_lines_between_aligned_perceptrons(tiny):
         BY_WEIGHTS: align(model, ends, seed=3),
         BY_ACTIVATIONS: align(model, ends, method="activations", data=some, seed=3),
     }
-    lines = found["alignment"]["lines"]
+    lines = actual["alignment"]["lines"]
     for name, pair in matched.items():
         first, second = pair.weights_MD
         expected = barrier(model, rows, first, second=second, points=5)
@@ -186,29 +186,29 @@ def test_lines_between_aligned_perceptrons(tiny):
 
 
 def test_a_second_call_reads_what_is_there_and_surfaces_are_of_one_seed(tiny, tmp_path, monkeypatch):
-    directory, found = tiny
+    directory, actual = tiny
     assert TINY.images is not None
     images = run.on_paths(replace(TINY.images, surface_points=0), 3, directory / "images")
-    assert images["paths"] == found["images"]["paths"]
+    assert images["paths"] == actual["images"]["paths"]
     seen = []
     monkeypatch.setattr(run, "on_paths", lambda task, seed, home: seen.append(task.surface_points) or {"paths": {}})
     run.run(replace(TINY, residual=None, alignment=None), 4, tmp_path)
     assert seen == [0]
     monkeypatch.setattr(run.tb.data, "load", None)
-    assert run.run(TINY, 3, directory) == found
+    assert run.run(TINY, 3, directory) == actual
 
 
 def test_scores_of_averages():
     probs_TNK = torch.tensor([[[0.8, 0.2], [0.6, 0.4]], [[0.1, 0.9], [0.5, 0.5]], [[0.4, 0.6], [0.1, 0.9]]]).double()
-    found = run.scores(probs_TNK, torch.tensor([1, 0]))
-    assert found["error"] == [0.5, 0.0, 0.5]
-    assert found["differs"] == [0.0, 0.5, 1.0]
-    assert found["pair_error"] == [0.5, 0.0, 1.0]
+    actual = run.scores(probs_TNK, torch.tensor([1, 0]))
+    assert actual["error"] == [0.5, 0.0, 0.5]
+    assert actual["differs"] == [0.0, 0.5, 1.0]
+    assert actual["pair_error"] == [0.5, 0.0, 1.0]
     log = np.log
-    np.testing.assert_allclose(found["pair_nll"][1], -(log(0.55) + log(0.55)) / 2)
-    assert found["averages"]["2"]["error"] == 1.0
-    np.testing.assert_allclose(found["averages"]["2"]["nll"], -(log(0.4) + log(0.35)) / 2)
-    np.testing.assert_allclose(found["averages"]["3"]["nll"], -(log(1.7 / 3) + log(1.2 / 3)) / 2)
+    np.testing.assert_allclose(actual["pair_nll"][1], -(log(0.55) + log(0.55)) / 2)
+    assert actual["averages"]["2"]["error"] == 1.0
+    np.testing.assert_allclose(actual["averages"]["2"]["nll"], -(log(0.4) + log(0.35)) / 2)
+    np.testing.assert_allclose(actual["averages"]["3"]["nll"], -(log(1.7 / 3) + log(1.2 / 3)) / 2)
     assert run.spacings(25) == [(2, 24), (3, 12), (4, 8), (5, 6), (7, 4), (9, 3), (13, 2), (25, 1)]
     assert run.spacings(3) == [(2, 2), (3, 1)]
 
@@ -253,17 +253,17 @@ def made_up(task: str = "", name: str = "", **changes: Any) -> dict[str, Any]:
     line = {"nll": [0.01, 0.03, 0.02], "error": [0.02, 0.022, 0.021], "height": 0.015, "excess": 0.015}
     lines = {BEFORE: {"nll": [0.01, 0.9, 0.02], "error": [0.02, 0.3, 0.021], "height": 0.885, "excess": 0.885}}
     lines |= {name: dict(line) for name in (BY_WEIGHTS, BY_ACTIVATIONS)}
-    found: dict[str, Any] = {
+    actual: dict[str, Any] = {
         "images": one,
         "residual": {**copy.deepcopy(one), "surfaces": {}},
         "alignment": {"positions": one["positions"], "lines": lines},
     }
-    found = copy.deepcopy(found)
+    actual = copy.deepcopy(actual)
     if task:
-        target = found[task]["lines" if task == "alignment" else "paths"]
+        target = actual[task]["lines" if task == "alignment" else "paths"]
         for key in [name] if name else list(target):
             target[key].update(changes)
-    return found
+    return actual
 
 
 def jitter(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -42,14 +42,14 @@ def reload(directory, method):
 
 
 def test_scores_are_those_of_the_saved_posteriors(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     data, ensemble = reload(directory, "ensemble")
     test = (data.test.inputs[:100], data.test.targets[:100])
-    for key, value in found["clean"]["ensemble"].items():
+    for key, value in actual["clean"]["ensemble"].items():
         assert value == pytest.approx(tb.evaluate(ensemble, test).metrics[key], rel=1e-6)
     corrupted = corrupt_data(data, "contrast", 5, limit=30)
     _, swag = reload(directory, "multiswag")
-    at_five = found["corrupted"]["contrast"][4]
+    at_five = actual["corrupted"]["contrast"][4]
     expected = tb.evaluate(swag, corrupted, draws=4, seed=3).metrics["nll"]
     assert at_five["MultiSWAG"]["nll"] == pytest.approx(expected, rel=1e-6)
     means = tb.Point(swag.model, swag.mean_MD)  # type: ignore[attr-defined]
@@ -57,26 +57,26 @@ def test_scores_are_those_of_the_saved_posteriors(tiny):
 
 
 def test_a_single_network_is_the_mean_over_members_alone(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     data, ensemble = reload(directory, "ensemble")
     test = (data.test.inputs[:100], data.test.targets[:100])
     alone = [tb.evaluate(tb.Point(ensemble.model, w[None]), test).metrics["nll"] for w in ensemble.sample(2)]
-    assert found["clean"]["single"]["nll"] == pytest.approx(np.mean(alone), rel=1e-6)
-    assert found["clean"]["single"]["nll_std"] == pytest.approx(np.std(alone), rel=1e-5)
+    assert actual["clean"]["single"]["nll"] == pytest.approx(np.mean(alone), rel=1e-6)
+    assert actual["clean"]["single"]["nll_std"] == pytest.approx(np.std(alone), rel=1e-5)
     _, swag = reload(directory, "multiswag")
     functions = swag.functions(4, seed=3)
     first = replace(functions, weights_SD=functions.weights_SD[::2])
     second = replace(functions, weights_SD=functions.weights_SD[1::2])
     alone = [tb.evaluate(part, test).metrics["nll"] for part in (first, second)]
-    assert found["clean"]["SWAG"]["nll"] == pytest.approx(np.mean(alone), rel=1e-6)
+    assert actual["clean"]["SWAG"]["nll"] == pytest.approx(np.mean(alone), rel=1e-6)
 
 
 @pytest.mark.study  # `test_records.py`: what a file holds is not computed again
 def test_a_second_call_resumes_and_gives_the_same(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     again = room.run(TINY, 3, directory)
-    assert again == found
-    assert again["clean"]["ensemble"]["nll"] == found["clean"]["ensemble"]["nll"] > 0
+    assert again == actual
+    assert again["clean"]["ensemble"]["nll"] == actual["clean"]["ensemble"]["nll"] > 0
 
 
 def test_both_fits_have_the_same_budget():
@@ -140,20 +140,20 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = room.summarise(jitter(results))
-    assert found.verdict.outcome == outcome
-    assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
+    actual = room.summarise(jitter(results))
+    assert actual.verdict.outcome == outcome
+    assert sum(part.outcome != "holds" for part in actual.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = room.summarise([made_up(), made_up(multiswag=0.5)])
-    clean, severities, differences, kinds = (table.markdown() for table in found.tables)
+    actual = room.summarise([made_up(), made_up(multiswag=0.5)])
+    clean, severities, differences, kinds = (table.markdown() for table in actual.tables)
     assert "| MultiSWAG | 0.9200 ± 0.0000 | **0.6000 ± 0.1000** |" in clean
     assert "| MultiSWAG | **0.600 ± 0.100** | **1.200 ± 0.200** |" in severities
     assert "| fog | 4.500 | 4.500 | 3.600 | 3.600 | 2.700 |" in kinds
     assert "| severity 5 | −1.0000 ± 0.0000 | −1.0000 ± 0.5000 | −1.0000 ± 0.5000 |" in differences
-    assert len(found.figures) == 3
-    difference = found.verdict.parts[3].evidence
+    assert len(actual.figures) == 3
+    difference = actual.verdict.parts[3].evidence
     assert difference.startswith("mean −0.9,")  # 4.5 (0.6 − 0.8)
 
 

@@ -119,7 +119,7 @@ def test_random_directions_are_as_long_as_the_first_two_components():
 
 
 def test_scores_of_a_split_are_those_of_its_posteriors(root):
-    found = run.split_scores(UCI, "boston", 1, seed=5)
+    actual = run.split_scores(UCI, "boston", 1, seed=5)
     data = load("uci_boston", split=1)
     assert data.target_standardise is not None
     scale = float(data.target_standardise.scale)
@@ -141,18 +141,18 @@ def test_scores_of_a_split_are_those_of_its_posteriors(root):
         std = (variances.mean(0) + means.var(0, correction=0)).sqrt()
         nll = -torch.distributions.Normal(mean, std).log_prob(data.test.targets).mean() + math.log(scale)
         rmse = scale * (mean - data.test.targets).square().mean().sqrt()
-        assert found[name]["nll_gaussian"] == pytest.approx(float(nll), rel=1e-4)
-        assert found[name]["rmse"] == pytest.approx(float(rmse), rel=1e-4)
-        assert 0 <= found[name]["coverage"] <= 1
-    assert tuple(found) == run.METHODS
+        assert actual[name]["nll_gaussian"] == pytest.approx(float(nll), rel=1e-4)
+        assert actual[name]["rmse"] == pytest.approx(float(rmse), rel=1e-4)
+        assert 0 <= actual[name]["coverage"] <= 1
+    assert tuple(actual) == run.METHODS
 
 
 # --- bands and images
 
 
 def test_bands_are_those_of_the_functions(tiny):
-    found = tiny[1]["toy"]
-    assert len(found["x"]) == len(found["y"]) == 68
+    actual = tiny[1]["toy"]
+    assert len(actual["x"]) == len(actual["y"]) == 68
     data = load("toy_drbayes", split=3)
     assert data.target_standardise is not None
     x, y = data.standardise.inverse(data.train.inputs), data.target_standardise.inverse(data.train.targets).float()
@@ -168,17 +168,17 @@ def test_bands_are_those_of_the_functions(tiny):
     ess = tb.fit(models[1], rows, SLICE, space=space, seed=3, callbacks=())
     grid = torch.linspace(-10, 10, 21).unsqueeze(1)
     drawn = tb.predict(ess, torch.cat([grid / 2, (grid / 2) ** 2], 1)).outputs_SBK[..., 0]
-    std, own = drawn.std(0, correction=0), found["spaces"]["curve"]
+    std, own = drawn.std(0, correction=0), actual["spaces"]["curve"]
     np.testing.assert_allclose(own["std"], std, atol=2e-4)
     np.testing.assert_allclose(own["mean"], drawn.mean(0), atol=2e-4)
     assert own["outside"] == pytest.approx(float(std[[0, 1, 2, 18, 19, 20]].mean()), rel=1e-3)  # 8 and beyond
     assert own["gaps"] == pytest.approx(float(std[[6, 7, 8, 12, 13, 14]].mean()), rel=1e-3)  # 2, 3 and 4
     assert own["data"] == pytest.approx(float(std[[3, 4, 5, 9, 10, 11, 15, 16, 17]].mean()), rel=1e-3)
-    assert tuple(found["spaces"]) == run.SPACES
+    assert tuple(actual["spaces"]) == run.SPACES
 
 
 def test_scores_of_images_are_those_of_the_posteriors_and_are_read_again(tiny, tmp_path):
-    home, found = shutil.copytree(tiny[0] / "images", tmp_path / "images"), tiny[1]["images"]
+    home, actual = shutil.copytree(tiny[0] / "images", tmp_path / "images"), tiny[1]["images"]
     data = load("mnist", train_size=60, seed=3)
     network = tb.networks.build("lenet", (1, 28, 28), 10, channels=(2, 3), hidden=5)
     settings: dict[str, Any] = {"likelihood": tb.likelihoods.Categorical(), "prior": tb.priors.Normal(0.4)}
@@ -191,10 +191,10 @@ def test_scores_of_images_are_those_of_the_posteriors_and_are_read_again(tiny, t
         outputs = tb.predict(posterior, data.test.inputs[:25]).outputs_SBK.double()
         probs = outputs.softmax(-1).mean(0)
         nll = -probs[torch.arange(25), data.test.targets[:25]].log().mean()
-        assert found[name]["nll"] == pytest.approx(float(nll), rel=1e-4)
-    assert tuple(found) == ("SWA", "SWAG", *run.SPACES)
+        assert actual[name]["nll"] == pytest.approx(float(nll), rel=1e-4)
+    assert tuple(actual) == ("SWA", "SWAG", *run.SPACES)
     (home / "curve.json").write_text(json.dumps({"nll": -7.0}))
-    assert run.image_scores(IMAGES, seed=3, home=home) == {**found, "curve": {"nll": -7.0}}
+    assert run.image_scores(IMAGES, seed=3, home=home) == {**actual, "curve": {"nll": -7.0}}
 
 
 # --- verdicts
@@ -202,11 +202,11 @@ def test_scores_of_images_are_those_of_the_posteriors_and_are_read_again(tiny, t
 
 def table(seed=0, noise=0.02, **shifts):
     """Scores of boston and yacht: NLLs around the published ones, and `shifts` off these in SET_METHOD."""
-    rng, found = np.random.default_rng(seed), {}
+    rng, actual = np.random.default_rng(seed), {}
     for name in ("boston", "yacht"):
         of_splits = rng.normal(0, 0.03, 20)
         own = {**report.LOG_LIKELIHOOD[name], "SWA": (-1.0, 0.0)}
-        found[name] = {
+        actual[name] = {
             method: {
                 "nll_gaussian": list(
                     -own[method][0] + shifts.get(f"{name}_{method}", 0.0) + of_splits + noise * rng.normal(size=20)
@@ -216,7 +216,7 @@ def table(seed=0, noise=0.02, **shifts):
             }
             for method in run.METHODS
         }
-    return found
+    return actual
 
 
 def bands_of(seed=0, **shifts):
@@ -272,9 +272,9 @@ def of_seeds(part, make, **shifts):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, held):
-    found = report.summarise(results).verdict
-    assert found.outcome == outcome
-    assert sum(part.outcome == "holds" for part in found.parts) == held
+    actual = report.summarise(results).verdict
+    assert actual.outcome == outcome
+    assert sum(part.outcome == "holds" for part in actual.parts) == held
 
 
 def test_a_bad_network_makes_images_inconclusive():

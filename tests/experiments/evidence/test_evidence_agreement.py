@@ -53,18 +53,18 @@ def test_the_data_are_those_of_two_units():
 def test_estimates_are_of_the_model_named():
     problem = TINY.regression
     inputs, targets = problem.data(0)
-    found = room.estimates(replace(TINY, prior_draws=20_000), problem, (inputs[:3], targets[:3]), seed=1)
+    actual = room.estimates(replace(TINY, prior_draws=20_000), problem, (inputs[:3], targets[:3]), seed=1)
     model = problem.model(torch.float64)
     assert model.layout.size == 7
     exact = tb.evidence.prior_monte_carlo(model, (inputs[:3], targets[:3]), draws=100_000, seed=9)
     for name in ("AIS", "TI", "prior"):
-        assert abs(found[name]["value"] - exact.log_evidence) < 5 * math.hypot(found[name]["error"], exact.error)
-    assert found["AIS"]["single"] < found["AIS"]["value"]
-    assert found["reverse"]["single"] > found["reverse"]["value"]
-    assert found["symmetries"] == pytest.approx(math.log(8))
-    assert found["laplace"] == pytest.approx(found["laplace_hessian"], abs=1.0)
-    assert found["log_joints"][0] == max(found["log_joints"])
-    assert found["is_mode"] is True
+        assert abs(actual[name]["value"] - exact.log_evidence) < 5 * math.hypot(actual[name]["error"], exact.error)
+    assert actual["AIS"]["single"] < actual["AIS"]["value"]
+    assert actual["reverse"]["single"] > actual["reverse"]["value"]
+    assert actual["symmetries"] == pytest.approx(math.log(8))
+    assert actual["laplace"] == pytest.approx(actual["laplace_hessian"], abs=1.0)
+    assert actual["log_joints"][0] == max(actual["log_joints"])
+    assert actual["is_mode"] is True
 
 
 def made_up(*, laplace=0.0, shift=0.0, error=0.1, is_mode=True, bounds=0.5, regular=True, seed=0):

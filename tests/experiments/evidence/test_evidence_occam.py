@@ -32,14 +32,14 @@ def files(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def data():
-    found = load("uci_energy", split=1)
-    return [(pair.inputs.double(), pair.targets.double()) for pair in (found.train, found.test)]
+    actual = load("uci_energy", split=1)
+    return [(pair.inputs.double(), pair.targets.double()) for pair in (actual.train, actual.test)]
 
 
 def test_scores_are_those_of_the_dense_posterior(data):
     train, test = data
     fitted = room.best_noise(TINY, train, width=3, scale=0.7, seed=2)
-    found = room.scores(fitted, test)
+    actual = room.scores(fitted, test)
     weights_D = fitted.posterior.mean_MD[0]
 
     def outputs(weights_D, inputs):
@@ -47,25 +47,25 @@ def test_scores_are_those_of_the_dense_posterior(data):
         return torch.tanh(inputs @ first.view(3, 3).mT + bias) @ last + rest
 
     jacobian, at_test = (torch.func.jacrev(outputs)(weights_D, inputs) for inputs in (train[0], test[0]))
-    noise, precision = found["noise"], torch.eye(16, dtype=torch.float64) / 0.7**2
+    noise, precision = actual["noise"], torch.eye(16, dtype=torch.float64) / 0.7**2
     total = jacobian.mT @ jacobian / noise**2 + precision
     normal = torch.distributions.Normal
     log_likelihood = normal(outputs(weights_D, train[0]), noise).log_prob(train[1][:, 0]).sum()
     log_prior = normal(0.0, 0.7).log_prob(weights_D).sum()
     evidence = log_likelihood + log_prior + 8 * math.log(2 * math.pi) - 0.5 * total.logdet()
-    assert found["log_evidence"] == pytest.approx(float(evidence), rel=1e-8)
-    assert found["log_likelihood"] == pytest.approx(float(log_likelihood), rel=1e-8)
-    assert found["train_nll"] == pytest.approx(-float(log_likelihood) / 50, rel=1e-8)
-    assert found["effective"] == pytest.approx(16 - float((precision @ total.inverse()).trace()), rel=1e-6)
+    assert actual["log_evidence"] == pytest.approx(float(evidence), rel=1e-8)
+    assert actual["log_likelihood"] == pytest.approx(float(log_likelihood), rel=1e-8)
+    assert actual["train_nll"] == pytest.approx(-float(log_likelihood) / 50, rel=1e-8)
+    assert actual["effective"] == pytest.approx(16 - float((precision @ total.inverse()).trace()), rel=1e-6)
     variance = (at_test @ total.inverse() * at_test).sum(1) + noise**2
     predictive = normal(outputs(weights_D, test[0]), variance.sqrt())
-    assert found["test_nll"] == pytest.approx(-float(predictive.log_prob(test[1][:, 0]).mean()), rel=1e-6)
-    assert found["test_rmse"] == pytest.approx(
+    assert actual["test_nll"] == pytest.approx(-float(predictive.log_prob(test[1][:, 0]).mean()), rel=1e-6)
+    assert actual["test_rmse"] == pytest.approx(
         float((predictive.mean - test[1][:, 0]).square().mean().sqrt()), rel=1e-6
     )
-    assert found["symmetries"] == pytest.approx(math.log(8 * 6))
-    assert found["is_mode"] == 1.0
-    assert found["promise"] < TINY.tolerance
+    assert actual["symmetries"] == pytest.approx(math.log(8 * 6))
+    assert actual["is_mode"] == 1.0
+    assert actual["promise"] < TINY.tolerance
 
 
 def test_the_noise_is_that_of_the_highest_evidence(data):
@@ -82,7 +82,7 @@ def grid(*, evidence=None, test=None, train=None, is_mode=1.0, seed=0):
     rng = np.random.default_rng(seed)
     shape = (3, 4)
     peak = np.array([-50.0, 0.0, -10.0, -30.0]) + np.array([[0.0], [20.0], [5.0]])
-    found = {
+    actual = {
         "log_evidence": peak + rng.normal(0, 0.5, shape) if evidence is None else np.array(evidence),
         "test_nll": -0.02 * peak + rng.normal(0, 0.001, shape) if test is None else np.array(test),
         "train_nll": np.arange(12.0)[::-1].reshape(3, 4) if train is None else np.array(train),
@@ -93,8 +93,8 @@ def grid(*, evidence=None, test=None, train=None, is_mode=1.0, seed=0):
         "test_rmse": np.ones(shape),
         "symmetries": np.ones(shape),
     }
-    found["log_likelihood"] = -50 * found["train_nll"]
-    numbers = {name: values.tolist() for name, values in found.items()}
+    actual["log_likelihood"] = -50 * actual["train_nll"]
+    numbers = {name: values.tolist() for name, values in actual.items()}
     return {"widths": [2, 5, 10], "scales": [0.1, 0.5, 1.0, 5.0], **numbers}
 
 

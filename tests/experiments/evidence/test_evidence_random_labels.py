@@ -46,17 +46,17 @@ def laplace_evidence(inputs, labels, *, amplitude, length_scale):
 
 
 def test_the_process_has_the_evidence_of_the_textbook(tiny):
-    _, found = tiny
+    _, actual = tiny
     pair = room.two_classes(load("digits"), TINY, seed=1)
     for at, share in enumerate(TINY.shares):
         labels = shuffled(pair[1], share, seed=1).numpy()
         expected = laplace_evidence(pair[0].numpy(), labels, amplitude=10.0, length_scale=0.5)
-        assert found["Gaussian process"]["evidence"][at] == pytest.approx(expected / 40, rel=1e-4)
-    assert found["uniform"] == pytest.approx({"Gaussian process": math.log(0.5), "network": math.log(0.1)})
+        assert actual["Gaussian process"]["evidence"][at] == pytest.approx(expected / 40, rel=1e-4)
+    assert actual["uniform"] == pytest.approx({"Gaussian process": math.log(0.5), "network": math.log(0.1)})
 
 
 def test_the_network_has_the_evidence_of_a_direct_fit(tiny):
-    _, found = tiny
+    _, actual = tiny
     data = load("digits", train_size=60, seed=1)
     network = networks.mlp(data.input_shape, 10, hidden=(8,))
     model = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
@@ -65,7 +65,7 @@ def test_the_network_has_the_evidence_of_a_direct_fit(tiny):
     laplace = tb.fit(model, train, tb.Laplace(check_mode=False, prior="model"), start=mode, callbacks=())
     assert isinstance(laplace, tb.LaplacePosterior)
     tuned = tb.tune(laplace)
-    numbers = found["network"]
+    numbers = actual["network"]
     assert numbers["evidence"][1] == pytest.approx(float(laplace.log_evidence()) / 60, rel=1e-4)
     assert numbers["tuned"][1] == pytest.approx(float(tuned.log_evidence()) / 60, rel=1e-4)
     assert numbers["scale"][1] == pytest.approx(float(tuned.model.prior.stds()[0]), rel=1e-3)
@@ -88,10 +88,10 @@ def test_two_classes_are_told_apart_by_mean_squares():
 
 
 def test_a_second_call_reads_what_is_there(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert len(before) == 6
-    assert room.run(TINY, 1, directory) == found
+    assert room.run(TINY, 1, directory) == actual
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
@@ -136,9 +136,9 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = room.summarise(jitter(results))
-    assert found.verdict.outcome == outcome
-    assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
+    actual = room.summarise(jitter(results))
+    assert actual.verdict.outcome == outcome
+    assert sum(part.outcome != "holds" for part in actual.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():

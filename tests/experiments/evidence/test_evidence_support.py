@@ -27,15 +27,15 @@ def tiny(tmp_path_factory):
 
 
 def test_numbers_are_those_of_a_direct_fit(tiny):
-    _, found = tiny
-    assert found["uniform"] == pytest.approx(math.log(0.1))
+    _, actual = tiny
+    assert actual["uniform"] == pytest.approx(math.log(0.1))
     data = load("digits", train_size=80, seed=2)
     model = tb.Model(networks.linear(data.input_shape, 10), tb.likelihoods.Categorical(), tb.priors.Normal(0.2))
     train = (data.train.inputs, shuffled(data.train.targets, TINY.noise, seed=2))
     mode = tb.fit(model, train, tb.MAP(1, 4, 100, tb.Adam(5e-3), plan="loop"), seed=2, callbacks=())
     laplace = tb.fit(model, train, tb.Laplace(check_mode=False, prior="model"), start=mode, callbacks=())
     assert isinstance(laplace, tb.LaplacePosterior)
-    numbers = found["noisy labels"]["linear"]
+    numbers = actual["noisy labels"]["linear"]
     assert numbers["rounds"][0] == pytest.approx(float(laplace.log_evidence()) / 80, rel=1e-5)
     assert numbers["evidence"] == max(numbers["rounds"])
     assert numbers["weights"] == 650
@@ -46,7 +46,7 @@ def test_numbers_are_those_of_a_direct_fit(tiny):
 def test_scores_are_of_the_linearised_predictive_on_true_labels():
     recipe = replace(TINY, rounds=0)
     data = load("digits", train_size=80)
-    found = room.numbers(recipe, data, "linear", share=1.0, seed=0)
+    actual = room.numbers(recipe, data, "linear", share=1.0, seed=0)
     model = tb.Model(networks.linear(data.input_shape, 10), tb.likelihoods.Categorical(), tb.priors.Normal(0.2))
     train = (data.train.inputs, shuffled(data.train.targets, 1.0, seed=0))
     mode = tb.fit(model, train, tb.MAP(1, 4, 100, tb.Adam(5e-3), plan="loop"), callbacks=())
@@ -54,17 +54,17 @@ def test_scores_are_of_the_linearised_predictive_on_true_labels():
     assert isinstance(laplace, tb.LaplacePosterior)
     test = (data.test.inputs[:50], data.test.targets[:50])
     expected = tb.evaluate(tb.Linearised(laplace), test).metrics
-    assert found["test_nll"] == pytest.approx(expected["nll"], rel=1e-5)
-    assert found["test_accuracy"] == expected["accuracy"]
-    assert found["train_accuracy"] == tb.evaluate(mode, train).metrics["accuracy"]
-    assert len(found["rounds"]) == 1
+    assert actual["test_nll"] == pytest.approx(expected["nll"], rel=1e-5)
+    assert actual["test_accuracy"] == expected["accuracy"]
+    assert actual["train_accuracy"] == tb.evaluate(mode, train).metrics["accuracy"]
+    assert len(actual["rounds"]) == 1
 
 
 def test_a_second_call_reads_what_is_there(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert len(before) == 6
-    assert room.run(TINY, 2, directory) == found
+    assert room.run(TINY, 2, directory) == actual
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
@@ -114,17 +114,17 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = room.summarise(jitter(results))
-    assert found.verdict.outcome == outcome
-    assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
+    actual = room.summarise(jitter(results))
+    assert actual.verdict.outcome == outcome
+    assert sum(part.outcome != "holds" for part in actual.verdict.parts) == open_parts
 
 
 def test_the_table_holds_the_means():
-    found = room.summarise([made_up(), made_up(linear=-0.6)])
-    [table] = found.tables
+    actual = room.summarise([made_up(), made_up(linear=-0.6)])
+    [table] = actual.tables
     assert "| structured | linear | 650 | −0.500 ± 0.100 | −0.100 ± 0.000 | 90 ± 0 |" in table.markdown()
     assert "have −2.303 a row" in table.caption
-    assert len(found.figures) == 1
+    assert len(actual.figures) == 1
 
 
 def test_end_to_end(tiny, tmp_path):

@@ -86,8 +86,8 @@ def precision(eigenvalues, squared, start):
         return -(len(eigenvalues) * log_delta - delta * squared - float((eigenvalues + delta).log().sum()))
 
     bounds = (math.log(start) - 15, math.log(start) + 15)
-    found = minimize_scalar(negative, bounds=bounds, method="bounded", options={"xatol": 1e-10})
-    return math.exp(found.x)  # type: ignore[attr-defined]
+    actual = minimize_scalar(negative, bounds=bounds, method="bounded", options={"xatol": 1e-10})
+    return math.exp(actual.x)  # type: ignore[attr-defined]
 
 
 def curvatures(layers, train, variant):
@@ -99,24 +99,24 @@ def curvatures(layers, train, variant):
         values, vectors = torch.linalg.eigh(g.flatten(1).mT @ g.flatten(1))
         return [(values, lambda rows: rows.flatten(2) @ vectors)]
     hessian = torch.diag_embed(p) - p[:, :, None] * p[:, None]
-    found = []
+    actual = []
     for jacobian, a in list(zip(jacobians, seen, strict=True))[0 if "all" in variant else -1 :]:
         left, left_vectors = torch.linalg.eigh(torch.einsum("nkh,nkl,nlg->hg", jacobian, hessian, jacobian))
         right, right_vectors = torch.linalg.eigh(a.mT @ a / len(a))
         values = torch.outer(left, right).flatten()
-        found.append((values, lambda rows, u=left_vectors, v=right_vectors: (u.mT @ rows @ v).flatten(2)))
-    return found
+        actual.append((values, lambda rows, u=left_vectors, v=right_vectors: (u.mT @ rows @ v).flatten(2)))
+    return actual
 
 
 def closed_form(data, layers, variant, inputs):
     """Probabilities of a variant at inputs, and the prior scale that it chose."""
-    found = curvatures(layers, data.train, variant)
-    eigenvalues = torch.cat([values for values, _ in found]).clamp_min(0)
-    squared = sum(float(w.square().sum() + b.square().sum()) for w, b in layers[-len(found) :])
+    actual = curvatures(layers, data.train, variant)
+    eigenvalues = torch.cat([values for values, _ in actual]).clamp_min(0)
+    squared = sum(float(w.square().sum() + b.square().sum()) for w, b in layers[-len(actual) :])
     delta = precision(eigenvalues, squared, TINY.weight_decay * 300)
     f, seen, jacobians = linearised(layers, inputs)
     variance = torch.zeros_like(f)
-    for (values, turned), jacobian, a in zip(found[::-1], jacobians[::-1], seen[::-1], strict=False):
+    for (values, turned), jacobian, a in zip(actual[::-1], jacobians[::-1], seen[::-1], strict=False):
         apart = (jacobian - jacobian.mean(1, keepdim=True)) * 10 / 9  # of each output from the mean of the others
         rows = turned(apart[..., None] * a[:, None, None])
         variance += (rows.square() / (values.clamp_min(0) + delta)).sum(-1)
@@ -125,12 +125,12 @@ def closed_form(data, layers, variant, inputs):
 
 @pytest.mark.parametrize("variant", ["LA", "LA*", "Laplace, all layers"])
 def test_every_variant_is_its_closed_form(tiny, trained, variant):
-    _, found = tiny
+    _, actual = tiny
     data, layers, _ = trained
     inputs, targets, foreign = images(data)
     probs, scale = closed_form(data, layers, variant, inputs)
-    assert found["prior_scale"][variant] == pytest.approx(scale, rel=1e-3)
-    scores = found["methods"][variant]
+    assert actual["prior_scale"][variant] == pytest.approx(scale, rel=1e-3)
+    scores = actual["methods"][variant]
     assert scores["test"]["nll"] == pytest.approx(-probs[range(200), targets].log().mean().item(), rel=1e-3)
     assert scores["test"]["accuracy"] == pytest.approx((probs.argmax(-1) == targets).double().mean().item())
     for name, rows in foreign.items():
@@ -142,25 +142,25 @@ def test_every_variant_is_its_closed_form(tiny, trained, variant):
 
 
 def test_the_mode_is_the_first_member_and_the_ensemble_holds_it(tiny, trained):
-    _, found = tiny
+    _, actual = tiny
     data, layers, (model, ensemble) = trained
     inputs, targets, foreign = images(data)
     alone = linearised(layers, inputs)[0].softmax(-1)
-    scores = found["methods"]["MAP"]
+    scores = actual["methods"]["MAP"]
     assert scores["test"]["nll"] == pytest.approx(-alone[range(200), targets].log().mean().item(), rel=1e-5)
     both = tb.Point(model, ensemble.sample(2))
     test, stranger = tb.evaluate(both, (inputs, targets)).metrics, tb.predict(both, foreign["letters"]).probs
-    assert found["methods"]["deep ensemble"]["test"]["nll"] == pytest.approx(test["nll"], rel=1e-6)
-    confidence = found["methods"]["deep ensemble"]["foreign"]["letters"]["confidence"]
+    assert actual["methods"]["deep ensemble"]["test"]["nll"] == pytest.approx(test["nll"], rel=1e-6)
+    confidence = actual["methods"]["deep ensemble"]["foreign"]["letters"]["confidence"]
     assert confidence == pytest.approx(stranger.amax(-1).mean().item(), rel=1e-5)
-    assert found["prior_scale"]["MAP"] == pytest.approx((1e-2 * 300) ** -0.5)
+    assert actual["prior_scale"]["MAP"] == pytest.approx((1e-2 * 300) ** -0.5)
 
 
 def test_bins_hold_every_image_once(tiny, trained):
-    _, found = tiny
+    _, actual = tiny
     data, layers, _ = trained
     confidence = linearised(layers, images(data)[0])[0].softmax(-1).amax(-1).numpy()
-    scores = found["methods"]["MAP"]
+    scores = actual["methods"]["MAP"]
     assert scores["counts"]["test"] == np.histogram(confidence, room.BINS, (0.1, 1.0))[0].tolist()
     assert sum(scores["counts"]["letters"]) == sum(scores["counts"]["patches"]) == 60
     bins = scores["reliability"]
@@ -171,8 +171,8 @@ def test_bins_hold_every_image_once(tiny, trained):
 
 @pytest.mark.study  # `test_records.py`: what a file holds is not computed again
 def test_a_second_call_resumes_and_gives_the_same(tiny):
-    directory, found = tiny
-    assert room.run(TINY, 3, directory) == found
+    directory, actual = tiny
+    assert room.run(TINY, 3, directory) == actual
 
 
 def test_only_the_last_layer_is_random_and_the_rest_is_as_trained(trained):
@@ -268,11 +268,11 @@ def test_without_an_ensemble_nothing_is_called_one():
     results = jitter([made_up()] * 3)
     for result in results:
         del result["methods"]["deep ensemble"]
-    found = room.summarise(results)
-    assert found.verdict.outcome == "holds"
-    assert len(found.verdict.parts) == 16
-    assert len(found.tables) == 4
-    assert all("ensemble" not in str(row[0]) for table in found.tables for row in table.rows)
+    actual = room.summarise(results)
+    assert actual.verdict.outcome == "holds"
+    assert len(actual.verdict.parts) == 16
+    assert len(actual.tables) == 4
+    assert all("ensemble" not in str(row[0]) for table in actual.tables for row in table.rows)
 
 
 def test_the_published_averages_are_those_of_the_published_sets():
@@ -296,8 +296,8 @@ def test_recipes_state_the_papers_setting():
 @pytest.mark.filterwarnings("ignore:this posterior should not be trusted")  # so short a training ends at no mode
 def test_end_to_end(tmp_path):
     recipe = replace(TINY, members=1, epochs=10, train_size=60, test_rows=30, foreign_rows=10)
-    found = EXPERIMENT.run(recipe, 0, tmp_path / "run")
-    page = page_of(EXPERIMENT, recipe, tmp_path, found, found)
+    actual = EXPERIMENT.run(recipe, 0, tmp_path / "run")
+    page = page_of(EXPERIMENT, recipe, tmp_path, actual, actual)
     assert "Daxberger" in page
     assert "| Laplace, all layers |" in page
     assert "| deep ensemble |" not in page

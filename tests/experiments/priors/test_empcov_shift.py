@@ -62,25 +62,25 @@ def test_weights_along_no_data_are_found() -> None:
     model = model_of(TINY, NORMAL, train)
     weights = torch.zeros(1, model.layout.size)
     weights[0, : 6 * 104].view(6, 104)[:, 64:] = 3.0
-    found = along_nothing(tb.Point(model, weights), train.inputs)
+    actual = along_nothing(tb.Point(model, weights), train.inputs)
     rank = int(torch.linalg.matrix_rank(train.inputs.double()))
-    assert found["directions"] == 104 - rank
-    assert_close(found["weights"], 3.0 * (40 / found["directions"]) ** 0.5, rtol=1e-6)
+    assert actual["directions"] == 104 - rank
+    assert_close(actual["weights"], 3.0 * (40 / actual["directions"]) ** 0.5, rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be trusted")
 def test_a_tiny_run_gives_all_numbers_and_goes_on_from_its_files(tmp_path: Any) -> None:
     images = replace(TINY, data="digits", dead=0)
     recipe = ShiftRecipe(images, TINY)
-    found = run(recipe, 0, tmp_path)
-    assert found == run(recipe, 0, tmp_path)
+    actual = run(recipe, 0, tmp_path)
+    assert actual == run(recipe, 0, tmp_path)
     for problem in (NOISE, DEAD):
         for method in METHODS:
-            one = found[problem][method]
+            one = actual[problem][method]
             assert len(one["accuracy"]) == len(one["nll"]) == 2
             assert one["prior"] == (1e-2 if method == EMPCOV else TINY.prior_scale)
-    assert found[DEAD][MODE]["accuracy"][0] > 0.1
-    findings = summarise([found, found])
+    assert actual[DEAD][MODE]["accuracy"][0] > 0.1
+    findings = summarise([actual, actual])
     assert len(findings.tables) == 3
     assert findings.verdict.outcome in {"inconclusive", "does not hold"}
 
@@ -117,8 +117,8 @@ def made_up(**changed: Any) -> list[dict[str, Any]]:
 )
 def test_each_part_of_the_verdict_can_fail(changed: Any, failing: list[int]) -> None:
     results = made_up(**changed)
-    found = [place for place, part in enumerate(summarise(results).verdict.parts) if part.outcome != "holds"]
-    assert found == [*failing, *(5 + place for place in failing)]
+    actual = [place for place, part in enumerate(summarise(results).verdict.parts) if part.outcome != "holds"]
+    assert actual == [*failing, *(5 + place for place in failing)]
     assert (summarise(results).verdict.outcome == "holds") == (not failing)
 
 

@@ -43,9 +43,9 @@ def test_the_sandwich_of_a_line_is_the_closed_form():
     curved = nearest(CURVED, S)
     outliers = nearest(OUTLIERS, S)
     model = torch.diag(vector(1.0, 3.0)) * S**2
-    for found in (growing, curved, outliers):
-        torch.testing.assert_close(found.weights_D, vector(0.0, 1.0), rtol=0, atol=1e-12)
-        torch.testing.assert_close(found.model_DD, model, rtol=1e-10, atol=1e-12)
+    for actual in (growing, curved, outliers):
+        torch.testing.assert_close(actual.weights_D, vector(0.0, 1.0), rtol=0, atol=1e-12)
+        torch.testing.assert_close(actual.model_DD, model, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(growing.sandwich_DD.diagonal(), vector(1, 9 * 5 / 7) * S**2)
     square = CURVED.amplitude**2
     middle, slope = square * (1 / 5 - 1 / 9), square * (1 / 7 - 2 / 15 + 1 / 27)
@@ -54,9 +54,9 @@ def test_the_sandwich_of_a_line_is_the_closed_form():
 
 
 def test_where_the_model_is_right_the_sandwich_is_its_covariance():
-    found = nearest(ASSUMED, S)
-    torch.testing.assert_close(found.sandwich_DD, found.model_DD, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(found.ratio(vector(-1.0, 0.3)), vector(1.0, 1.0))
+    actual = nearest(ASSUMED, S)
+    torch.testing.assert_close(actual.sandwich_DD, actual.model_DD, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(actual.ratio(vector(-1.0, 0.3)), vector(1.0, 1.0))
 
 
 def test_rows_have_the_mean_and_variance_of_their_law():
@@ -82,9 +82,9 @@ def test_normal_posteriors_are_those_of_the_library(power):
         options = {"temperature": power, "tempering": "likelihood"}
         model = tb.Model(net, tb.likelihoods.Gaussian(S), tb.priors.Normal(2.0), **options)
         rows = (x_RN[r].unsqueeze(1), y_RN[r].unsqueeze(1))
-        found = tb.fit(model, rows, tb.Laplace(structure="dense", prior="model"), start=net, callbacks=())
+        actual = tb.fit(model, rows, tb.Laplace(structure="dense", prior="model"), start=net, callbacks=())
         order = [1, 0]  # weight, then bias
-        drawn = found.sample(10_000).double()
+        drawn = actual.sample(10_000).double()
         torch.testing.assert_close(drawn.mean(0), mean[r][order], rtol=0, atol=0.002)
         torch.testing.assert_close(drawn.std(0), covariance[r].diagonal().sqrt()[order], rtol=0.03, atol=0)
 
@@ -109,8 +109,8 @@ def test_student_posteriors_are_those_of_a_fine_grid():
 def test_the_temperature_is_the_excess_of_the_sandwich():
     rows = OUTLIERS.draw((4, 20_000), S, torch.Generator().manual_seed(5))
     weights = vector(0.0, 1.0).expand(4, -1)
-    found = room.temperature(weights, rows, noise=S)
-    torch.testing.assert_close(found, torch.full((4,), 3.4).double(), rtol=0.05, atol=0)
+    actual = room.temperature(weights, rows, noise=S)
+    torch.testing.assert_close(actual, torch.full((4,), 3.4).double(), rtol=0.05, atol=0)
     rows = GROWING.draw((4, 20_000), S, torch.Generator().manual_seed(5))
     expected = (1 + 15 / 7) / 2  # of intercept and slope
     assert float(room.temperature(weights, rows, noise=S).mean()) == pytest.approx(expected, rel=0.03)
@@ -118,11 +118,11 @@ def test_the_temperature_is_the_excess_of_the_sandwich():
 
 def test_bands_are_judged_at_every_point():
     means, spread = torch.stack([vector(0.0, 0.0), vector(2.0, 0.0)]), torch.diag(vector(1.0, 0.25)).expand(2, 2, 2)
-    found = room.judged((means, spread), vector(0.0, 2.0), vector(0.5, 9.0), truth=vector(2.0, 0.0))
-    assert found["coverage"] == [1.0, 0.0]
-    assert found["coverage_true"] == [0.5, 1.0]
-    assert found["width"] == pytest.approx(room.Z * (1 + math.sqrt(2)))
-    assert found["distance"] == pytest.approx(math.sqrt((0.25 + 2.25 + 81 + 49) / 4))
+    actual = room.judged((means, spread), vector(0.0, 2.0), vector(0.5, 9.0), truth=vector(2.0, 0.0))
+    assert actual["coverage"] == [1.0, 0.0]
+    assert actual["coverage_true"] == [0.5, 1.0]
+    assert actual["width"] == pytest.approx(room.Z * (1 + math.sqrt(2)))
+    assert actual["distance"] == pytest.approx(math.sqrt((0.25 + 2.25 + 81 + 49) / 4))
     assert pytest.approx(norm.ppf(0.975)) == room.Z
 
 
@@ -133,20 +133,20 @@ def tiny(tmp_path_factory):
 
 
 def test_what_is_known_is_beside_what_was_found(tiny):
-    found = tiny[1]["outliers"][1]
-    assert found["size"] == 40
-    assert found["exact"] == pytest.approx([2 * norm.cdf(room.Z / math.sqrt(3.4)) - 1] * 5)
-    assert found["true"] == pytest.approx(0, abs=1e-10)
-    assert set(found) == {"size", "points", "exact", "true", BAYES, TEMPERED, STUDENT}
-    assert found[BAYES]["temperature"] == 1
-    assert found[TEMPERED]["width"] > found[BAYES]["width"]
+    actual = tiny[1]["outliers"][1]
+    assert actual["size"] == 40
+    assert actual["exact"] == pytest.approx([2 * norm.cdf(room.Z / math.sqrt(3.4)) - 1] * 5)
+    assert actual["true"] == pytest.approx(0, abs=1e-10)
+    assert set(actual) == {"size", "points", "exact", "true", BAYES, TEMPERED, STUDENT}
+    assert actual[BAYES]["temperature"] == 1
+    assert actual[TEMPERED]["width"] > actual[BAYES]["width"]
 
 
 def test_a_second_call_reads_what_is_there(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert len(before) == 6
-    assert room.run(TINY, 1, directory) == found
+    assert room.run(TINY, 1, directory) == actual
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
@@ -157,11 +157,11 @@ def made_up(*, bayes=0.71, tempered=0.945, student=0.95, width=0.1, near=0.02, r
         rest = {"coverage_true": [coverage] * 3, "width": 0.2, "temperature": 1.0, "distance": near, "moved": 0.9}
         return {"coverage": [coverage] * 3, "distance_true": beside, **rest, **others}
 
-    def law(exact, true, found):
+    def law(exact, true, actual):
         sizes = []
         for size, distance in ((50, 0.1), (800, near)):
             rest = {"size": size, "points": [-1.0, 0.0, 1.0], "exact": [exact] * 3, "true": true}
-            sizes.append(rest | {name: value | {"distance": distance} for name, value in found.items()})
+            sizes.append(rest | {name: value | {"distance": distance} for name, value in actual.items()})
         return sizes
 
     wrong = {BAYES: one(bayes), TEMPERED: one(tempered)}
@@ -199,9 +199,9 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = room.summarise(jitter(results))
-    assert found.verdict.outcome == outcome
-    assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
+    actual = room.summarise(jitter(results))
+    assert actual.verdict.outcome == outcome
+    assert sum(part.outcome != "holds" for part in actual.verdict.parts) == open_parts
 
 
 def test_the_tables_hold_the_means():

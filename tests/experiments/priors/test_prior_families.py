@@ -87,32 +87,32 @@ def test_scores_are_those_of_a_direct_fit(tiny, name):
     prior = {"logistic": tb.priors.Logistic(0.3 * math.sqrt(3) / math.pi), WIDE: tb.priors.Normal(0.6)}[name]
     posterior = tb.fit(tb.Model(net, tb.likelihoods.Categorical(), prior), data.train, CHAINS, seed=1, callbacks=())
     expected = tb.evaluate(posterior, tb.data.Pair(*(part[:40] for part in data.test))).metrics
-    found = tiny[1]["digits"][name]
+    actual = tiny[1]["digits"][name]
     for key in ("nll", "accuracy", "ece"):
-        assert found[key] == pytest.approx(expected[key], rel=1e-5)
-    assert found["chains"]["draws"] == 4
-    assert "rmse" not in found
+        assert actual[key] == pytest.approx(expected[key], rel=1e-5)
+    assert actual["chains"]["draws"] == 4
+    assert "rmse" not in actual
 
 
 @pytest.mark.filterwarnings("ignore:this posterior should not be trusted")  # a few iterations sample nothing
 def test_a_regression_has_the_units_of_its_file(tiny):
     data = load("toy_sine", split=1)
-    found = tiny[1]["sine"]["normal"]
-    assert set(found) == {"nll", "rmse", "chains"}
+    actual = tiny[1]["sine"]["normal"]
+    assert set(actual) == {"nll", "rmse", "chains"}
     model = tb.Model(tb.networks.mlp((1,), 1, hidden=(3,)), tb.likelihoods.Gaussian(0.3), tb.priors.Normal(0.5))
     posterior = tb.fit(model, data.train, CHAINS, seed=1, callbacks=())
     means = tb.predict(posterior, data.test.inputs[:30]).outputs_SBK.double().mean(0)
     assert data.target_standardise is not None
     units = float(data.target_standardise.scale)
     error = (means - data.test.targets[:30]).square().mean().sqrt()
-    assert found["rmse"] == pytest.approx(float(error) * units, rel=1e-5)
+    assert actual["rmse"] == pytest.approx(float(error) * units, rel=1e-5)
 
 
 def test_a_second_call_reads_what_is_there(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*.json")}
     assert len(before) == 12
-    assert room.run(TINY, 1, directory) == found
+    assert room.run(TINY, 1, directory) == actual
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*.json")} == before
 
 
@@ -165,9 +165,9 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = room.summarise(jitter(results))
-    assert found.verdict.outcome == outcome
-    assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
+    actual = room.summarise(jitter(results))
+    assert actual.verdict.outcome == outcome
+    assert sum(part.outcome != "holds" for part in actual.verdict.parts) == open_parts
 
 
 def test_the_tables_hold_the_means_and_ranges():

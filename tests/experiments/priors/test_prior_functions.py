@@ -45,18 +45,18 @@ def test_correlations_are_those_of_functions_drawn_directly(tiny):
     images = room.chosen(load("digits").train, DRAWN, seed=2)
     model = tb.Model(tb.networks.build("mlp", (1, 8, 8), 10), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
     direct = tb.prior_predictive(model, images.inputs, draws=20, seed=2).correlation
-    found = tiny[1]["drawn"][1]
-    assert (found["network"], found["scale"]) == ("mlp", 1.0)
+    actual = tiny[1]["drawn"][1]
+    assert (actual["network"], actual["scale"]) == ("mlp", 1.0)
     own = [direct[at : at + 10, at : at + 10] for at in (0, 10, 20)]
     within = [float((block.sum() - block.trace()) / 90) for block in own]
     between = [float(direct[a : a + 10, b : b + 10].mean()) for a, b in ((0, 10), (0, 20), (10, 20))]
-    assert found["within"] == pytest.approx(np.mean(within), rel=1e-6)
-    assert found["between"] == pytest.approx(np.mean(between), rel=1e-6)
+    assert actual["within"] == pytest.approx(np.mean(within), rel=1e-6)
+    assert actual["between"] == pytest.approx(np.mean(between), rel=1e-6)
     largest = [max(between[0], between[1]), max(between[0], between[2]), max(between[1], between[2])]
-    assert found["nearest"] == pytest.approx(min(w - b for w, b in zip(within, largest, strict=True)), rel=1e-5)
-    assert found["labels"] == [0, 0, 1, 1, 7, 7]
-    assert found["map"][0][3] == pytest.approx(float(direct[0, 11]), abs=1e-3)
-    assert 0.1 <= found["confidence"] <= 1
+    assert actual["nearest"] == pytest.approx(min(w - b for w, b in zip(within, largest, strict=True)), rel=1e-5)
+    assert actual["labels"] == [0, 0, 1, 1, 7, 7]
+    assert actual["map"][0][3] == pytest.approx(float(direct[0, 11]), abs=1e-3)
+    assert 0.1 <= actual["confidence"] <= 1
 
 
 def test_the_linear_model_comes_last(tiny):
@@ -70,17 +70,17 @@ def test_scores_are_those_of_a_direct_fit(tiny):
     posterior = tb.fit(model, data.train, FITTED.swag(), seed=2, callbacks=())
     test = tb.data.Pair(*(part[:50] for part in data.test))
     expected = tb.evaluate(tb.predict(posterior, test.inputs, draws=3, seed=2), test.targets).metrics
-    found = tiny[1]["fitted"][1]
-    assert found["scale"] == 0.3
+    actual = tiny[1]["fitted"][1]
+    assert actual["scale"] == 0.3
     for key in ("nll", "accuracy", "ece"):
-        assert found[key] == pytest.approx(expected[key], rel=1e-5)
+        assert actual[key] == pytest.approx(expected[key], rel=1e-5)
 
 
 def test_a_second_call_reads_what_is_there(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert len(before) == 6
-    assert room.run(TINY, 2, directory) == found
+    assert room.run(TINY, 2, directory) == actual
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
@@ -125,9 +125,9 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = room.summarise(jitter(results))
-    assert found.verdict.outcome == outcome
-    assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
+    actual = room.summarise(jitter(results))
+    assert actual.verdict.outcome == outcome
+    assert sum(part.outcome != "holds" for part in actual.verdict.parts) == open_parts
 
 
 def test_the_tables_hold_the_means():

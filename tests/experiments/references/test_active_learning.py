@@ -16,7 +16,7 @@ TINY = AcquisitionRecipe(
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 def test_a_tiny_recipe_is_a_study(tmp_path):
-    found = EXPERIMENT.run(TINY, 1, tmp_path)["breast_cancer"]
+    actual = EXPERIMENT.run(TINY, 1, tmp_path)["breast_cancer"]
     pool, test = room.parts_of(TINY, "breast_cancer", 1)
     assert len(pool[0]) == 40
     assert len(test[0]) == round(0.3 * 569)
@@ -24,10 +24,10 @@ def test_a_tiny_recipe_is_a_study(tmp_path):
     model = tb.Model(tb.networks.mlp((30,), 2, hidden=(4,)), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
     assert model.layout.size == 30 * 4 + 4 + 4 * 2 + 2
     for way in WAYS:
-        assert len(found[way]["error"]) == len(found[way]["nll"]) == 2
-        assert found[way]["error"][0] == found["random"]["error"][0]
-        assert 0 <= found[way]["rarest"] <= 1
-    assert EXPERIMENT.run(TINY, 1, tmp_path)["breast_cancer"] == found  # read again
+        assert len(actual[way]["error"]) == len(actual[way]["nll"]) == 2
+        assert actual[way]["error"][0] == actual["random"]["error"][0]
+        assert 0 <= actual[way]["rarest"] <= 1
+    assert EXPERIMENT.run(TINY, 1, tmp_path)["breast_cancer"] == actual  # read again
     assert acquisition.Sizes(8, 3, 1).rounds == TINY.rounds
 
 
@@ -48,7 +48,7 @@ def test_verdicts():
     assert len(findings.verdict.parts) == 3 + 2 + 3
     assert EXPERIMENT.summarise([made_up(0, **good)]).verdict.outcome == "inconclusive"
     worse = [made_up(seed, **{**good, "margin": 0.05 + 0.001 * seed}) for seed in range(3)]
-    found = EXPERIMENT.summarise(worse)
-    assert [part.outcome for part in found.verdict.parts] == ["holds"] * 5 + ["does not hold"] * 3
+    actual = EXPERIMENT.summarise(worse)
+    assert [part.outcome for part in actual.verdict.parts] == ["holds"] * 5 + ["does not hold"] * 3
     assert len(findings.tables) == 3
     assert len(findings.figures) == 1

@@ -82,9 +82,9 @@ def test_the_last_block_is_that_of_the_whole_model(base, scaled):
         assert not rows[test]["attention_mask"].all()
         inputs = {name: some for name, some in task.below(whole, rows[test]).items() if name != "labels"}
         expected = whole(rows[test]["input_ids"], rows[test]["attention_mask"])
-        found = task.LastBlock(whole)(**inputs)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # Llama's norms are in single precision
-        gradients = [torch.autograd.grad(part[:, 0].square().sum(), [*weights.values()]) for part in (found, expected)]
+        actual = task.LastBlock(whole)(**inputs)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)  # Llama's norms are in single precision
+        gradients = [torch.autograd.grad(part[:, 0].square().sum(), [*weights.values()]) for part in (actual, expected)]
         for one, other in zip(*gradients, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -111,7 +111,7 @@ def test_questions_are_drawn_by_the_seed_and_tests_are_not():
 
 
 def test_scores_are_those_of_the_whole_model(tiny, base):
-    directory, found = tiny
+    directory, actual = tiny
     network, tokenizer, rows = base
     whole = task.adapted(network, tokenizer, TINY.adapter)
     model = tb.Model(whole, tb.likelihoods.Categorical(), tb.priors.Normal(0.3), random="*lora*")
@@ -124,16 +124,16 @@ def test_scores_are_those_of_the_whole_model(tiny, base):
     reference = tb.predict(tb.Draws(model, hmc.weights_MSD), inputs).probs.double()
     for name, count in (("MAP", 1), ("ensemble", 2)):
         average = tb.predict(tb.Point(model, ensemble.weights_MD[:count]), inputs)
-        scores = found["tests"][MESSAGES][name]
+        scores = actual["tests"][MESSAGES][name]
         assert scores["nll"] == pytest.approx(float(-average.log_prob(labels).double().mean()), rel=1e-4)
         apart = (average.probs.double() - reference)[:, 0].abs()
         assert scores["total_variation"] == pytest.approx(float(apart.mean()), rel=1e-3)
         assert scores["tv95"] == pytest.approx(float(apart.quantile(0.95)), rel=1e-3)
     chains = [tb.predict(tb.Draws(model, hmc.weights_MSD[m : m + 1]), inputs).probs.double() for m in range(2)]
     between = (chains[0] - chains[1])[:, 0].abs().mean()
-    assert found["tests"][MESSAGES]["HMC, one chain"]["total_variation"] == pytest.approx(float(between), rel=1e-3)
+    assert actual["tests"][MESSAGES]["HMC, one chain"]["total_variation"] == pytest.approx(float(between), rel=1e-3)
     untouched = tb.predict(tb.Point(model, model.given_weights()[None]), inputs).log_prob(labels).double()
-    assert found["tests"][MESSAGES]["zero-shot"]["nll"] == pytest.approx(float(-untouched.mean()), rel=1e-4)
+    assert actual["tests"][MESSAGES]["zero-shot"]["nll"] == pytest.approx(float(-untouched.mean()), rel=1e-4)
 
 
 def test_a_second_call_reads_what_is_there(tiny, monkeypatch):
@@ -209,9 +209,9 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = report.summarise(jitter(results))
-    assert found.verdict.outcome == outcome
-    assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
+    actual = report.summarise(jitter(results))
+    assert actual.verdict.outcome == outcome
+    assert sum(part.outcome != "holds" for part in actual.verdict.parts) == open_parts
 
 
 def test_the_tables_hold_the_means():

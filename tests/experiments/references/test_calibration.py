@@ -31,9 +31,9 @@ def test_rows_are_apart_and_standardised_by_the_fitted_ones():
 
 def test_scores_by_direct_computation(tiny):
     """Of the ensemble and of its members, uncalibrated, and by a temperature fitted on held-out rows."""
-    found = tiny["wine"]
-    assert found.keys() == set(METHODS)
-    assert all(each.keys() == set(CALIBRATORS) for each in found.values())
+    actual = tiny["wine"]
+    assert actual.keys() == set(METHODS)
+    assert all(each.keys() == set(CALIBRATORS) for each in actual.values())
     fitted, held_out, tested = room.parts_of(TINY, "wine", 1)
     model = room.classifier("mlp", (13,), 3, prior=tb.priors.Normal(1.0), hidden=(4,))
     posterior = tb.fit(model, fitted, tb.MAP(2, 3, 64), seed=1, callbacks=())
@@ -43,13 +43,13 @@ def test_scores_by_direct_computation(tiny):
 
     alone = [tb.Point(model, w[None]) for w in posterior.weights_MD]
     probs = torch.stack([tb.predict(p, tested[0]).probs for p in alone])
-    assert found["ensemble"]["none"]["nll"] == pytest.approx(nll(probs.mean(0)), rel=1e-5)
-    assert found["network"]["none"]["nll"] == pytest.approx(np.mean([nll(p) for p in probs]), rel=1e-5)
-    assert found["ensemble of calibrated"]["none"]["nll"] == pytest.approx(nll(probs.mean(0)), rel=1e-5)
+    assert actual["ensemble"]["none"]["nll"] == pytest.approx(nll(probs.mean(0)), rel=1e-5)
+    assert actual["network"]["none"]["nll"] == pytest.approx(np.mean([nll(p) for p in probs]), rel=1e-5)
+    assert actual["ensemble of calibrated"]["none"]["nll"] == pytest.approx(nll(probs.mean(0)), rel=1e-5)
     scaled = [tb.TemperatureScaling.fit(tb.predict(p, held_out[0]), held_out[1]) for p in alone]
     after = torch.stack([s(tb.predict(p, tested[0])).probs for s, p in zip(scaled, alone, strict=True)])
-    assert found["network"]["ts"]["nll"] == pytest.approx(np.mean([nll(p) for p in after]), rel=1e-4)
-    assert found["ensemble of calibrated"]["ts"]["nll"] == pytest.approx(nll(after.mean(0)), rel=1e-4)
+    assert actual["network"]["ts"]["nll"] == pytest.approx(np.mean([nll(p) for p in after]), rel=1e-4)
+    assert actual["ensemble of calibrated"]["ts"]["nll"] == pytest.approx(nll(after.mean(0)), rel=1e-4)
 
 
 def made_up(seed: int, gain: float, calibrated: float):

@@ -56,7 +56,7 @@ def rank_rhat(values_MS: Any) -> float:
 
 
 def test_rhat_is_that_of_the_saved_draws_in_both_spaces(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     setup, posterior = draws(directory)
     chains: Any = posterior.weights_MSD  # type: ignore[attr-defined]
     assert tuple(chains.shape) == (3, 12, 65 * 5 + 6 * 10)
@@ -66,22 +66,22 @@ def test_rhat_is_that_of_the_saved_draws_in_both_spaces(tiny):
     # with other blocks of rows the last digits of probabilities change, and ranks of nearly equal ones
     for space, values, close in (("weights", chains_64, 1e-6), ("functions", probs_64, 2e-3)):
         rhat = np.array([rank_rhat(values[:, :, place]) for place in range(np.shape(values)[-1])])
-        numbers = found["digits"][space]
+        numbers = actual["digits"][space]
         assert numbers["median"] == pytest.approx(np.median(rhat), rel=close)
         assert numbers["maximum"] == pytest.approx(rhat.max(), rel=close)
         assert numbers["share"] == pytest.approx(np.mean(rhat < 1.1), abs=2 * close)
         assert numbers["high"] == pytest.approx(np.quantile(rhat, 0.95), rel=close)
         assert numbers["quantities"] == rhat.size
-        spread = room.spread_out(found["digits"]["counts"][space])
+        spread = room.spread_out(actual["digits"]["counts"][space])
         np.testing.assert_allclose(np.mean(spread), np.mean(rhat), atol=6e-5 + close)
         assert np.median(spread) == pytest.approx(numbers["median"], abs=5.1e-5)
 
 
 def test_what_the_log_says(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     lines = (directory / "problem_0" / "hmc" / "log.jsonl").read_text().splitlines()
     log = [json.loads(line) for line in lines[4:]]
-    numbers = found["digits"]
+    numbers = actual["digits"]
     assert numbers["acceptance"] == pytest.approx(np.mean([record["acceptance"] for record in log]))
     assert numbers["leapfrogs"] == pytest.approx(np.mean([record["gradients"] for record in log]))
     assert numbers["divergences"] == sum(sum(record["divergent"]) for record in log)
@@ -95,12 +95,12 @@ def test_what_the_log_says(tiny):
 
 
 def test_a_second_call_reads_what_is_done(tiny):
-    directory, found = tiny
-    assert room.run(TINY, 2, directory) == found
+    directory, actual = tiny
+    assert room.run(TINY, 2, directory) == actual
     path = directory / "problem_0" / "mixing.json"
     before = path.read_bytes()
     path.unlink()
-    assert room.run(TINY, 2, directory)["digits"]["weights"]["median"] == found["digits"]["weights"]["median"] > 0.9
+    assert room.run(TINY, 2, directory)["digits"]["weights"]["median"] == actual["digits"]["weights"]["median"] > 0.9
     assert path.read_bytes() == before
 
 
@@ -149,15 +149,15 @@ def test_every_verdict_is_reached(results, outcome, open_parts):
 
 
 def test_tables_hold_the_means():
-    found = room.summarise([made_up(), made_up(weights=(1.15, 5.0, 0.8))])
-    texts = [table.markdown() for table in found.tables]
+    actual = room.summarise([made_up(), made_up(weights=(1.15, 5.0, 0.8))])
+    texts = [table.markdown() for table in actual.tables]
     assert (
         "| digits | weights | 10 | 1.100 ± 0.050 | 1.100 ± 0.000 | 4.000 ± 1.000 | 0.8500 ± 0.0500 | 100 ± 0 |"
         in texts[0]
     )
     assert "| digits | 4 × 100 | 50 ± 0 | 0.00100 ± 0.00000 | 0.80 ± 0.00 | 1.00 ± 0.00 | 0 |" in texts[1]
     assert "| digits | independent draws | 10 | 1.000 ± 0.000 |" in texts[0]
-    half = next(part for part in found.verdict.parts if part.statement.startswith("digits: median"))
+    half = next(part for part in actual.verdict.parts if part.statement.startswith("digits: median"))
     assert half.evidence.startswith("mean −0.09,")  # 1.01 less the mean of 1.05 and 1.15
 
 

@@ -61,77 +61,77 @@ def outputs(directory):
 
 
 def test_scores_are_those_of_averaged_probabilities(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     outputs_SBK, targets = outputs(directory)
     probs_SBK = outputs_SBK.softmax(-1)
-    assert found["left_out"] == 2
+    assert actual["left_out"] == 2
     kept = probs_SBK[2:]
     for count in (1, 3, 5):
         mean = kept[:count].mean(0)
         nll = -mean[torch.arange(100), targets].log().mean().item()
-        assert found["running"]["nll"][count - 1] == pytest.approx(nll, rel=1e-4)
+        assert actual["running"]["nll"][count - 1] == pytest.approx(nll, rel=1e-4)
         accuracy = (mean.argmax(-1) == targets).double().mean().item()
-        assert found["running"]["accuracy"][count - 1] == pytest.approx(accuracy)
-    assert found["scores"]["average"] == {key: found["running"][key][-1] for key in room.METRICS}
+        assert actual["running"]["accuracy"][count - 1] == pytest.approx(accuracy)
+    assert actual["scores"]["average"] == {key: actual["running"][key][-1] for key in room.METRICS}
     each = [cross_entropy(one, targets).item() for one in outputs_SBK]
-    assert found["each"]["nll"] == pytest.approx(each, rel=1e-4)
-    assert found["scores"]["draw"]["nll"] == pytest.approx(np.mean(each[2:]), rel=1e-4)
+    assert actual["each"]["nll"] == pytest.approx(each, rel=1e-4)
+    assert actual["scores"]["draw"]["nll"] == pytest.approx(np.mean(each[2:]), rel=1e-4)
 
 
 def test_a_single_network_is_the_mean_over_modes_alone(tiny):
-    _, found = tiny
+    _, actual = tiny
     data, model = tiny_model()
     modes = tb.fit(model, data.train, TINY.single(), seed=3, callbacks=())
     test = (data.test.inputs[:100], data.test.targets[:100])
     alone = [tb.evaluate(tb.Point(model, w[None]), test).metrics["nll"] for w in modes.sample(2)]
-    assert found["scores"]["single"]["nll"] == pytest.approx(np.mean(alone), rel=1e-5)
+    assert actual["scores"]["single"]["nll"] == pytest.approx(np.mean(alone), rel=1e-5)
 
 
 def test_the_narrower_prior_has_a_chain_and_modes_of_its_own(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     data, model = tiny_model(scale=0.5)
     draws = tb.load(directory / "narrow" / "posterior.safetensors", model)
     assert draws.default_draws == 4
     test = (data.test.inputs[:100], data.test.targets[:100])
     weights_SD = draws.sample(4)
     average = tb.evaluate(tb.Point(model, weights_SD[1:]), test)  # one iteration of four is burn-in
-    assert found["narrow"]["scores"]["average"]["nll"] == pytest.approx(average.metrics["nll"], rel=1e-5)
+    assert actual["narrow"]["scores"]["average"]["nll"] == pytest.approx(average.metrics["nll"], rel=1e-5)
     prior = torch.distributions.Normal(0.0, 0.5).log_prob(weights_SD.double()).sum(-1)
-    chain = found["narrow"]["chain"]
+    chain = actual["narrow"]["chain"]
     entropy = torch.distributions.Normal(0.0, 0.5).entropy().item()
-    assert found["narrow"]["prior_mean"] == pytest.approx(-entropy * weights_SD.shape[1])
+    assert actual["narrow"]["prior_mean"] == pytest.approx(-entropy * weights_SD.shape[1])
     assert np.subtract(chain["log_density"], chain["log_likelihood"]) == pytest.approx(prior.tolist(), rel=1e-6)
     assert chain["gradients"] == [math.ceil(math.pi / 2 * 0.5 / 0.05)] * 4
     modes = tb.fit(model, data.train, TINY.single(), seed=3, callbacks=()).sample(2)
     alone = [tb.evaluate(tb.Point(model, w[None]), test).metrics["nll"] for w in modes]
-    assert found["narrow"]["scores"]["single"]["nll"] == pytest.approx(np.mean(alone), rel=1e-5)
+    assert actual["narrow"]["scores"]["single"]["nll"] == pytest.approx(np.mean(alone), rel=1e-5)
 
 
 def test_the_log_density_is_that_of_the_chains_places(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     data, model = tiny_model()
     weights_SD = tb.load(directory / "hmc" / "posterior.safetensors", model).sample(7).double()
     views, _ = model.split(weights_SD)
     hidden = torch.relu(data.train.inputs.flatten(1).double() @ views["1.weight"].mT + views["1.bias"].unsqueeze(1))
     outputs_SBK = hidden @ views["3.weight"].mT + views["3.bias"].unsqueeze(1)
     likelihood = [-cross_entropy(one, data.train.targets, reduction="sum").item() for one in outputs_SBK]
-    assert found["chain"]["log_likelihood"] == pytest.approx(likelihood, rel=1e-4)
+    assert actual["chain"]["log_likelihood"] == pytest.approx(likelihood, rel=1e-4)
     prior = torch.distributions.Normal(0.0, 1.0).log_prob(weights_SD).sum(-1)
-    assert found["chain"]["log_density"] == pytest.approx((prior + torch.tensor(likelihood)).tolist(), rel=1e-6)
+    assert actual["chain"]["log_density"] == pytest.approx((prior + torch.tensor(likelihood)).tolist(), rel=1e-6)
     entropy = torch.distributions.Normal(0.0, 1.0).entropy().item()
-    assert found["prior_mean"] == pytest.approx(-entropy * (64 * 8 + 8 + 8 * 10 + 10))
-    assert sum(found["chain"]["gradients"]) == 7 * 30
+    assert actual["prior_mean"] == pytest.approx(-entropy * (64 * 8 + 8 + 8 * 10 + 10))
+    assert sum(actual["chain"]["gradients"]) == 7 * 30
 
 
 def test_an_interrupted_chain_goes_on_and_ends_as_an_uninterrupted_one(tiny, tmp_path):
-    _, found = tiny
+    _, actual = tiny
     data, model = tiny_model()
     home = tmp_path / "hmc"
     tb.fit(model, data.train, TINY.chain(), seed=3, directory=home, callbacks=(lambda event: event.step == 3,))
     assert len((home / "log.jsonl").read_text().splitlines()) == 3
     again = room.run(TINY, 3, tmp_path)
-    assert again["scores"] == found["scores"]
-    assert again["chain"]["log_density"] == found["chain"]["log_density"]
+    assert again["scores"] == actual["scores"]
+    assert again["chain"]["log_density"] == actual["chain"]["log_density"]
 
 
 def test_the_minutes_of_all_sittings_count(tmp_path):
@@ -175,7 +175,7 @@ def made_up(*, acceptance=0.99, trend=0.0, single=1.0, draw=5.0, average=0.8, na
     scores = {k: {"accuracy": 0.9 - 0.1 * nll / 5, "nll": nll, "ece": 0.1} for k, nll in nlls.items()}
     columns = {key: [scores["draw"][key]] * iterations for key in room.METRICS}
     running = {key: [*columns[key][:9], scores["average"][key]] for key in room.METRICS}
-    found = {
+    actual = {
         "chain": chain,
         "left_out": 2,
         "prior_mean": -1000.0,
@@ -184,7 +184,7 @@ def made_up(*, acceptance=0.99, trend=0.0, single=1.0, draw=5.0, average=0.8, na
         "scores": scores,
     }
     second = {**scores, "average": {**scores["average"], "nll": narrow}}
-    return found | {"narrow": {**found, "scores": second}}
+    return actual | {"narrow": {**actual, "scores": second}}
 
 
 def jitter(results):

@@ -61,25 +61,25 @@ def saved(directory, method):
 
 
 def test_quality_is_that_of_the_saved_draws(tiny):
-    directory, found = tiny
-    found = found["digits"]["methods"]
+    directory, actual = tiny
+    actual = actual["digits"]["methods"]
     for name, method in (("HMC", "hmc"), ("deep ensemble", "deep_ensemble"), ("SGLD", "sgld"), ("cSGHMC", "csghmc")):
         setup, probs = saved(directory, method)
         rows = torch.arange(40)
         nlls = [-p[rows, setup.test.targets].log().mean().item() for p in probs]
         whole = probs.mean(0)
-        assert found[name]["one"]["nll"] == pytest.approx(np.mean(nlls), rel=1e-5)
-        assert found[name]["all"]["nll"] == pytest.approx(
+        assert actual[name]["one"]["nll"] == pytest.approx(np.mean(nlls), rel=1e-5)
+        assert actual[name]["all"]["nll"] == pytest.approx(
             -whole[rows, setup.test.targets].log().mean().item(), rel=1e-5
         )
         right = (whole.argmax(-1) == setup.test.targets).double().mean().item()
-        assert found[name]["all"]["accuracy"] == pytest.approx(right)
-        assert found[name]["all"]["gap"] == pytest.approx(whole.amax(-1).mean().item() - right, abs=1e-5)
+        assert actual[name]["all"]["accuracy"] == pytest.approx(right)
+        assert actual[name]["all"]["gap"] == pytest.approx(whole.amax(-1).mean().item() - right, abs=1e-5)
 
 
 def test_closeness_is_to_all_of_hmc_and_of_one_chain_to_the_others(tiny):
-    directory, found = tiny
-    found = found["digits"]["methods"]
+    directory, actual = tiny
+    actual = actual["digits"]["methods"]
     _, hmc = saved(directory, "hmc")
     _, other = saved(directory, "sghmc")
     reference = hmc.mean(0)
@@ -88,24 +88,24 @@ def test_closeness_is_to_all_of_hmc_and_of_one_chain_to_the_others(tiny):
         return (p - q).abs().sum(-1).mean().item() / 2
 
     expected = np.mean([distance(p, reference) for p in other])
-    assert found["SGHMC"]["one"]["total_variation"] == pytest.approx(expected, rel=1e-5)
-    assert found["SGHMC"]["all"]["total_variation"] == pytest.approx(distance(other.mean(0), reference), rel=1e-5)
+    assert actual["SGHMC"]["one"]["total_variation"] == pytest.approx(expected, rel=1e-5)
+    assert actual["SGHMC"]["all"]["total_variation"] == pytest.approx(distance(other.mean(0), reference), rel=1e-5)
     same = [(p.argmax(-1) == reference.argmax(-1)).double().mean().item() for p in other]
-    assert found["SGHMC"]["one"]["agreement"] == pytest.approx(np.mean(same))
+    assert actual["SGHMC"]["one"]["agreement"] == pytest.approx(np.mean(same))
     expected = np.mean([distance(hmc[m], hmc[[n for n in range(3) if n != m]].mean(0)) for m in range(3)])
-    assert found["HMC"]["one"]["total_variation"] == pytest.approx(expected, rel=1e-5)
-    assert "total_variation" not in found["HMC"]["all"]
+    assert actual["HMC"]["one"]["total_variation"] == pytest.approx(expected, rel=1e-5)
+    assert "total_variation" not in actual["HMC"]["all"]
 
 
 def test_the_temperature_is_fitted_on_spare_rows(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     setup = image_hmc.set_up(TINY.digits, 3)
     posterior = tb.load(directory / "problem_0" / "hmc" / "posterior.safetensors", setup.model)
     spare = tb.predict(posterior, setup.spare.inputs).probs.double().log()
     betas = torch.linspace(0.05, 12, 4000, dtype=torch.float64)
     losses = torch.stack([F.cross_entropy(beta * spare, setup.spare.targets) for beta in betas])
     best = betas[losses.argmin()]
-    whole = found["digits"]["methods"]["HMC"]["all"]
+    whole = actual["digits"]["methods"]["HMC"]["all"]
     assert whole["temperature"] == pytest.approx(1 / best.item(), rel=2e-2)
     test = tb.predict(posterior, setup.test.inputs).probs.double().log() / whole["temperature"]
     assert whole["nll_scaled"] == pytest.approx(F.cross_entropy(test, setup.test.targets).item(), rel=1e-4)
@@ -144,20 +144,20 @@ def test_too_many_training_rows_are_refused():
 
 
 def test_a_second_call_reads_what_is_done_and_resumes_the_rest(tiny):
-    directory, found = tiny
-    assert room.run(TINY, 3, directory) == found
+    directory, actual = tiny
+    assert room.run(TINY, 3, directory) == actual
     path = directory / "problem_0" / "scores.json"
     before = path.read_bytes()
     path.unlink()
     again = room.run(TINY, 3, directory)
     assert path.read_bytes() == before
-    assert again["digits"]["methods"]["HMC"]["all"]["nll"] == found["digits"]["methods"]["HMC"]["all"]["nll"] > 0
+    assert again["digits"]["methods"]["HMC"]["all"]["nll"] == actual["digits"]["methods"]["HMC"]["all"]["nll"] > 0
 
 
 def test_passes_over_the_data(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     log = [json.loads(line) for line in (directory / "problem_0" / "hmc" / "log.jsonl").read_text().splitlines()]
-    passes = found["digits"]["passes"]
+    passes = actual["digits"]["passes"]
     assert passes["HMC"] == sum(sum(record["gradients"]) for record in log)
     assert passes["deep ensemble"] == 2 * 2
     assert passes["SGLD"] == pytest.approx(2 * 12 * 20 / 60)
@@ -220,22 +220,22 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = room.summarise(jitter(results))
-    assert found.verdict.outcome == outcome
-    assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
+    actual = room.summarise(jitter(results))
+    assert actual.verdict.outcome == outcome
+    assert sum(part.outcome != "holds" for part in actual.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = room.summarise([made_up(), made_up(SGLD=(0.41, 0.97, 0.09))])
-    texts = [table.markdown() for table in found.tables]
+    actual = room.summarise([made_up(), made_up(SGLD=(0.41, 0.97, 0.09))])
+    texts = [table.markdown() for table in actual.tables]
     assert "| SGLD, one chain | 0.9000 ± 0.0000 | 0.3100 ± 0.1000 |" in texts[0]
     assert "| HMC, all chains | 0.9000 ± 0.0000 | **0.2000 ± 0.0000** |" in texts[0]
     assert "| single network | 0.9000 ± 0.0000 | 0.3000 ± 0.0000 |" in texts[0]
     assert "| SGD | 83.44 ± 1.14 | 85.48 ± 1.00 | 0.190 ± 0.005 | 0.80 | 0.120 |" in texts[1]
     assert "| digits | 4 × 100 | 100 ± 0 |" in texts[4]
-    part = next(part for part in found.verdict.parts if "NLL of HMC below" in part.statement)
+    part = next(part for part in actual.verdict.parts if "NLL of HMC below" in part.statement)
     assert part.evidence.startswith("mean −0.1,")
-    assert len(found.figures) == 4
+    assert len(actual.figures) == 4
 
 
 def test_published_numbers_are_ordered_as_the_claim_says():

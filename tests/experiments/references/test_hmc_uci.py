@@ -80,20 +80,20 @@ def case():
 
 def test_scores_are_in_the_units_of_the_file(finished, case):
     data, model = case
-    found = energy(finished, 1)
+    actual = energy(finished, 1)
     weights_MD = tb.fit(model, data.train, TINY.sgd(0.01), seed=5, callbacks=()).sample(3)
     for name, method in (("HMC", TINY.hmc()), ("SGLD", TINY.sgld(1e-4))):
         posterior = tb.fit(model, data.train, method, start=weights_MD[:2], seed=5, callbacks=())
         log_likelihood, rmse, mean_SB = by_hand(posterior.sample(posterior.default_draws), data)
-        assert found[name]["log_likelihood"] == pytest.approx(log_likelihood, rel=1e-4)
-        assert found[name]["rmse"] == pytest.approx(rmse, rel=1e-5)
+        assert actual[name]["log_likelihood"] == pytest.approx(log_likelihood, rel=1e-4)
+        assert actual[name]["rmse"] == pytest.approx(rmse, rel=1e-5)
         means = tb.predict(posterior, data.test.inputs).distribution.mean.squeeze(-1)
         torch.testing.assert_close(means.double(), mean_SB, rtol=1e-4, atol=1e-4)
         rhats = tb.diagnostics.rhat(means.unflatten(0, (-1, 2)).transpose(0, 1))
-        assert found[name]["rhat"] == pytest.approx(rhats.tolist(), rel=1e-6)
+        assert actual[name]["rhat"] == pytest.approx(rhats.tolist(), rel=1e-6)
     alone = [by_hand(one[None], data) for one in weights_MD]
-    assert found["SGD"]["log_likelihood"] == pytest.approx(np.mean([one[0] for one in alone]), rel=1e-4)
-    assert found["SGD"]["rmse"] == pytest.approx(np.mean([one[1] for one in alone]), rel=1e-5)
+    assert actual["SGD"]["log_likelihood"] == pytest.approx(np.mean([one[0] for one in alone]), rel=1e-4)
+    assert actual["SGD"]["rmse"] == pytest.approx(np.mean([one[1] for one in alone]), rel=1e-5)
 
 
 def test_the_health_of_hmc_is_what_it_logged_after_burn_in(finished, case):
@@ -102,11 +102,11 @@ def test_the_health_of_hmc_is_what_it_logged_after_burn_in(finished, case):
     start = tb.fit(model, data.train, TINY.sgd(0.01), seed=5, callbacks=()).sample(3)[:2]
     log = (lambda event: records.append(event.record),)
     tb.fit(model, data.train, TINY.hmc(), start=start, seed=5, callbacks=log)
-    found = energy(finished, 1)["HMC"]
-    assert found["acceptance"] == pytest.approx(np.mean([record["acceptance"] for record in records[10:]]))
-    assert found["divergences"] == np.sum([record["divergent"] for record in records[10:]])
-    assert found["leapfrogs"] == np.sum([record["gradients"] for record in records])
-    assert found["step_size"] == pytest.approx(np.mean([record["step_size"] for record in records[10:]]), rel=1e-6)
+    actual = energy(finished, 1)["HMC"]
+    assert actual["acceptance"] == pytest.approx(np.mean([record["acceptance"] for record in records[10:]]))
+    assert actual["divergences"] == np.sum([record["divergent"] for record in records[10:]])
+    assert actual["leapfrogs"] == np.sum([record["gradients"] for record in records])
+    assert actual["step_size"] == pytest.approx(np.mean([record["step_size"] for record in records[10:]]), rel=1e-6)
 
 
 def test_every_method_has_the_prior_of_its_set(finished):

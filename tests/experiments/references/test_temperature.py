@@ -92,8 +92,8 @@ def test_the_joint_density_is_that_of_images_with_averaged_views() -> None:
         changes = []
         for at in torch.randn(4, defined.layout.size, generator=torch.Generator().manual_seed(1)):
             joint = [partial(model.log_joint, batch=batch, num_data=200) for model, batch in pairs]
-            (expected, value), (found, other) = (torch.func.grad_and_value(one)(at) for one in joint)
-            assert_close(found, expected, rtol=1e-4, atol=1e-3)
+            (expected, value), (actual, other) = (torch.func.grad_and_value(one)(at) for one in joint)
+            assert_close(actual, expected, rtol=1e-4, atol=1e-3)
             changes.append(other - value)
         assert_close(torch.stack(changes), changes[0].expand(4), rtol=1e-5)
 
@@ -123,23 +123,23 @@ def test_cycles_of_sghmc_end_in_one_draw_each() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be trusted")
 def test_a_tiny_run_is_a_direct_fit_and_goes_on_from_its_files(tmp_path: Any) -> None:
-    found = run(TINY, 1, tmp_path)
+    actual = run(TINY, 1, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     assert len(before) == 2 * 2 * 2
-    assert run(TINY, 1, tmp_path) == found
+    assert run(TINY, 1, tmp_path) == actual
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
     data = load("digits", train_size=40, seed=1)
     net = tb.networks.build("mlp", (1, 8, 8), 10, hidden=(5,))
     model = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal(0.4), temperature=0.1)
     posterior = tb.fit(model, data.train, TINY.hmc, seed=1, callbacks=())
     expected = tb.evaluate(posterior, tb.data.Pair(*(part[:60] for part in data.test))).metrics
-    scores = found["digits"][PLAIN][FULL][0]
+    scores = actual["digits"][PLAIN][FULL][0]
     for metric in ("accuracy", "nll", "ece"):
         assert scores[metric] == pytest.approx(expected[metric], rel=1e-5)
     few = tb.evaluate(posterior, tb.data.Pair(*(part[:60] for part in data.test)), draws=4).metrics["nll"]
     assert scores["few"] == pytest.approx(few, rel=1e-5)
     assert scores["few"] != scores["nll"]
-    findings = summarise([found, found])
+    findings = summarise([actual, actual])
     assert len(findings.tables) == 6
     assert len(findings.verdict.parts) == 13
 
@@ -194,9 +194,9 @@ def setting(what: str, method: str, place: int, **scores: Any) -> Any:
     ],
 )
 def test_each_part_of_the_verdict_can_fail(change: Any, failing: list[int], outcome: str) -> None:
-    found = summarise(made_up(change)).verdict
-    assert [place for place, part in enumerate(found.parts) if part.outcome != "holds"] == failing
-    assert found.outcome == outcome
+    actual = summarise(made_up(change)).verdict
+    assert [place for place, part in enumerate(actual.parts) if part.outcome != "holds"] == failing
+    assert actual.outcome == outcome
 
 
 def test_tables_hold_the_scores_of_every_temperature() -> None:

@@ -55,7 +55,7 @@ def probs_of(posterior, inputs, draws):
 
 @pytest.mark.parametrize(("name", "draws"), [("mean field", 3), ("IVON", 3), ("deep ensemble", 1), ("MultiSWAG", 3)])
 def test_distances_are_those_of_the_saved_posteriors(tiny, name, draws):
-    directory, found = tiny
+    directory, actual = tiny
     setup = image_hmc.set_up(TINY.digits, 3)
     place = directory / "problem_0"
     hmc = tb.load(place / "hmc" / "posterior.safetensors", setup.model)
@@ -67,7 +67,7 @@ def test_distances_are_those_of_the_saved_posteriors(tiny, name, draws):
     def distance(p, q):
         return (p - q).abs().sum(-1).mean().item() / 2
 
-    scores = found["digits"]["methods"]
+    scores = actual["digits"]["methods"]
     alone = np.mean([distance(p, reference) for p in each])
     assert scores[name]["one"]["total_variation"] == pytest.approx(alone, rel=1e-5)
     assert scores[name]["all"]["total_variation"] == pytest.approx(distance(each.mean(0), reference), rel=1e-5)
@@ -78,16 +78,16 @@ def test_distances_are_those_of_the_saved_posteriors(tiny, name, draws):
 
 
 def test_every_method_is_scored(tiny):
-    _, found = tiny
-    assert list(found["digits"]["methods"]) == ["HMC", *SHORT.named()] == [
+    _, actual = tiny
+    assert list(actual["digits"]["methods"]) == ["HMC", *SHORT.named()] == [
         "HMC", "mean field", "IVON", "MC dropout", "deep ensemble", "MultiSWAG", "cSGHMC",
     ]  # fmt: skip
-    assert 0 <= found["digits"]["share"] <= 1
+    assert 0 <= actual["digits"]["share"] <= 1
 
 
 def test_a_second_call_reads_what_is_done_and_resumes_the_rest(tiny):
-    directory, found = tiny
-    assert room.run(TINY, 3, directory) == found
+    directory, actual = tiny
+    assert room.run(TINY, 3, directory) == actual
     path = directory / "problem_0" / "scores.json"
     before = path.read_bytes()
     path.unlink()
@@ -127,9 +127,9 @@ def test_the_curve_is_run_and_scored(tmp_path):
     except FileNotFoundError:
         pytest.skip("the curve of Wilson and Izmailov is not at hand: set TORCHBAYES_DATA")
     curve = Curve(SHORT, CHAINS, hidden=(4, 4))
-    found = room.run(replace(TINY, curve=curve), 3, tmp_path)
-    assert list(found) == ["curve", "digits"]
-    methods = found["curve"]["methods"]
+    actual = room.run(replace(TINY, curve=curve), 3, tmp_path)
+    assert list(actual) == ["curve", "digits"]
+    methods = actual["curve"]["methods"]
     assert methods["mean field"]["all"]["wasserstein"] > 0
     assert methods["HMC"]["one"]["wasserstein"] > 0
     assert methods["deep ensemble"]["one"]["spread"] == 0  # of one network
@@ -202,18 +202,18 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = room.summarise(jitter(results))
-    assert found.verdict.outcome == outcome
-    assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
+    actual = room.summarise(jitter(results))
+    assert actual.verdict.outcome == outcome
+    assert sum(part.outcome != "holds" for part in actual.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = room.summarise([made_up(), made_up(IVON=(0.11, 0.07))])
-    text = found.tables[0].markdown()
+    actual = room.summarise([made_up(), made_up(IVON=(0.11, 0.07))])
+    text = actual.tables[0].markdown()
     assert "| IVON | 0.9000 ± 0.0000 | 0.3000 ± 0.0000 | 0.9000 ± 0.0100 | 0.1000 ± 0.0100 |" in text
     assert "| HMC, all chains | 0.9000 ± 0.0000 | 0.3000 ± 0.0000 |" in text
-    assert "| deep ensemble (50) | 91.52 ± 0.06 | 0.115 ± 0.000 |" in found.tables[1].markdown()
-    assert len(found.figures) == 1
+    assert "| deep ensemble (50) | 91.52 ± 0.06 | 0.115 ± 0.000 |" in actual.tables[1].markdown()
+    assert len(actual.figures) == 1
 
 
 def test_published_numbers_are_ordered_as_the_claim_says():

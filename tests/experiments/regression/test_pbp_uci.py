@@ -45,7 +45,7 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(("name", "passes", "hidden"), [("1 pass", 1, (6,)), ("PBP", 3, (6,)),
                                                         ("two hidden layers", 3, (6, 6))])  # fmt: skip
 def test_scores_are_those_of_the_closed_form_in_the_units_of_the_file(finished, name, passes, hidden):
-    found = {key: values[1] for key, values in finished[1]["boston"][name].items()}
+    actual = {key: values[1] for key, values in finished[1]["boston"][name].items()}
     data = load("uci_boston", split=1)
     assert data.target_standardise is not None
     posterior = room.fitted(data.train, tb.PBP(epochs=passes), hidden=hidden, seed=5)
@@ -56,8 +56,8 @@ def test_scores_are_those_of_the_closed_form_in_the_units_of_the_file(finished, 
     means, targets = (data.target_standardise.inverse(t.float()).double() for t in (mean_BK, data.test.targets))
     nll = -float(torch.distributions.Normal(means, std_BK).log_prob(targets).mean())
     rmse = float((means - targets).square().mean().sqrt())
-    assert {key: found[key] for key in ("nll", "rmse")} == pytest.approx({"nll": nll, "rmse": rmse}, rel=1e-4)
-    assert found["seconds"] >= 0
+    assert {key: actual[key] for key in ("nll", "rmse")} == pytest.approx({"nll": nll, "rmse": rmse}, rel=1e-4)
+    assert actual["seconds"] >= 0
 
 
 def test_the_prior_is_the_papers():
@@ -84,7 +84,7 @@ def test_the_stream_learns_every_row_once_under_the_posterior_of_those_before(mo
         return whole(part, method, **settings)
 
     monkeypatch.setattr(room, "fitted", spied)
-    found = room.streamed(rows, TINY, hidden=(6,), seed=2)
+    actual = room.streamed(rows, TINY, hidden=(6,), seed=2)
     assert torch.equal(torch.cat([part.inputs for part in seen]), rows.inputs)
     assert torch.equal(torch.cat([part.targets for part in seen]), rows.targets)
     prior = None
@@ -92,13 +92,13 @@ def test_the_stream_learns_every_row_once_under_the_posterior_of_those_before(mo
         expected = whole(part, tb.PBP(epochs=1), hidden=(6,), seed=2, prior=prior)
         prior = tb.as_prior(expected)
     assert priors[0] is None
-    assert torch.equal(found.mean_MD, expected.mean_MD)  # type: ignore[possibly-unbound]
+    assert torch.equal(actual.mean_MD, expected.mean_MD)  # type: ignore[possibly-unbound]
 
 
 def test_a_stream_of_one_part_is_one_pass():
     rows = load("uci_boston", split=0).train
-    found = room.streamed(rows, replace(TINY, parts=1), hidden=(6,), seed=2)
-    assert torch.equal(found.mean_MD, room.fitted(rows, tb.PBP(epochs=1), hidden=(6,), seed=2).mean_MD)
+    actual = room.streamed(rows, replace(TINY, parts=1), hidden=(6,), seed=2)
+    assert torch.equal(actual.mean_MD, room.fitted(rows, tb.PBP(epochs=1), hidden=(6,), seed=2).mean_MD)
 
 
 @pytest.mark.study  # they are read as those of `uci_table`, whose test of the same name runs always

@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
 
 
 def test_scores_are_in_the_units_of_the_file(finished):
-    found = {name: {key: values[1] for key, values in of.items()} for name, of in finished[1]["boston"].items()}
+    actual = {name: {key: values[1] for key, values in of.items()} for name, of in finished[1]["boston"].items()}
     data = load("uci_boston", split=1)
     model = tb.Model(room.TwoHeads(3, 50), tb.likelihoods.HeteroscedasticGaussian(), TINY.prior())
     ensemble = tb.fit(model, data.train, TINY.ensemble(), seed=5, callbacks=())
@@ -46,13 +46,13 @@ def test_scores_are_in_the_units_of_the_file(finished):
     targets = data.target_standardise.inverse(data.test.targets).double()
     rmse = (mean - targets).square().mean().sqrt().item()
     nll = -torch.distributions.Normal(mean, deviation).log_prob(targets).mean().item()
-    assert found["ensemble"]["rmse"] == pytest.approx(rmse, rel=1e-5)
-    assert found["ensemble"]["nll_gaussian"] == pytest.approx(nll, rel=1e-5)
-    assert found["ensemble"]["nll"] == pytest.approx(
+    assert actual["ensemble"]["rmse"] == pytest.approx(rmse, rel=1e-5)
+    assert actual["ensemble"]["nll_gaussian"] == pytest.approx(nll, rel=1e-5)
+    assert actual["ensemble"]["nll"] == pytest.approx(
         -average.log_prob(data.test.targets).mean().item() + math.log(scale), rel=1e-5
     )
     alone = [tb.evaluate(tb.Point(model, w[None]), data.test, target_scale=float(scale)) for w in ensemble.sample(2)]
-    assert found["single"]["rmse"] == pytest.approx(np.mean([one.metrics["rmse"] for one in alone]), rel=1e-5)
+    assert actual["single"]["rmse"] == pytest.approx(np.mean([one.metrics["rmse"] for one in alone]), rel=1e-5)
 
 
 def test_two_heads_are_one_layer_with_two_outputs():

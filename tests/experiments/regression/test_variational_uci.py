@@ -50,13 +50,13 @@ def network(rate=0.0, features=3):
 
 
 def test_scores_are_in_the_units_of_the_file(finished):
-    found = at_split(finished[1]["boston"], 1)
+    actual = at_split(finished[1]["boston"], 1)
     data = load("uci_boston", split=1)
     assert data.target_standardise is not None
     scale = data.target_standardise.scale.double()
     targets = data.target_standardise.inverse(data.test.targets).double()
-    noise, less = (found["chosen"][name] for name in ("noise", "dropout_noise"))
-    assert found["chosen"]["rate"] == 0.1
+    noise, less = (actual["chosen"][name] for name in ("noise", "dropout_noise"))
+    assert actual["chosen"]["rate"] == 0.1
     assert less / noise in [pytest.approx(share) for share in TINY.shares]
     lower = tb.priors.Normal(0.5 * math.sqrt(0.9))
     dropped = {"4.weight": lower, "*": tb.priors.Normal(0.5)}
@@ -73,8 +73,8 @@ def test_scores_are_in_the_units_of_the_file(finished):
         of_draws = torch.distributions.Normal(means, noise).log_prob(targets).sum(-1)
         nll = -(of_draws.logsumexp(0) - math.log(len(means))).mean().item()
         rmse = (means.mean(0) - targets).square().mean().sqrt().item()
-        assert found[name] == pytest.approx({"nll": nll, "rmse": rmse}, rel=1e-4)
-    assert math.isfinite(found["VBLL"]["nll"])
+        assert actual[name] == pytest.approx({"nll": nll, "rmse": rmse}, rel=1e-4)
+    assert math.isfinite(actual["VBLL"]["nll"])
 
 
 def test_the_noise_is_the_error_on_rows_that_a_network_has_not_seen():
@@ -99,8 +99,8 @@ def test_networks_that_interpolate_get_the_noise_of_new_rows(monkeypatch):
     with pytest.warns(tb.ProblemWarning, match="interpolates its training rows"):
         tb.fit(model, train, single, seed=0, callbacks=())
     with warnings.catch_warnings(action="error"):
-        found = room.noise_scale(longer, train, width=50, seed=0)
-    assert 0.6 < found < 1.5
+        actual = room.noise_scale(longer, train, width=50, seed=0)
+    assert 0.6 < actual < 1.5
 
 
 def test_the_rate_and_the_noise_under_which_held_out_rows_are_most_likely_are_chosen():

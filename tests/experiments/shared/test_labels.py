@@ -15,13 +15,13 @@ def test_shuffles_keep_classes_and_grow_with_the_share():
     assert torch.equal(shuffled(labels, 0.0, seed=1), labels)
     before, taken = labels, 0
     for share in (0.1, 0.25, 0.5, 0.75, 1.0):
-        found = shuffled(labels, share, seed=1)
-        assert Counter(found.tolist()) == Counter(labels.tolist())
+        actual = shuffled(labels, share, seed=1)
+        assert Counter(actual.tolist()) == Counter(labels.tolist())
         more = round(share * 300)
-        assert int((found != labels).sum()) <= more
+        assert int((actual != labels).sum()) <= more
         # of rows that come in later, each changes itself and at most one more
-        assert int((found != before).sum()) <= 2 * (more - taken)
-        before, taken = found, more
+        assert int((actual != before).sum()) <= 2 * (more - taken)
+        before, taken = actual, more
     kept_labels = np.mean([float((shuffled(labels, 1.0, seed=s) == labels).double().mean()) for s in range(40)])
     assert kept_labels == pytest.approx(0.1, abs=0.01)  # expected share 0.1, its deviation about 0.003
     assert not torch.equal(shuffled(labels, 1.0, seed=1), shuffled(labels, 1.0, seed=2))

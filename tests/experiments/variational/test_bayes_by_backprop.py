@@ -82,13 +82,13 @@ def test_white_pixels_have_the_value_of_the_recipe():
 
 @pytest.mark.parametrize("name", ["Gaussian prior", "scale mixture"])
 def test_errors_are_those_of_the_saved_posterior(tiny, name):
-    directory, found = tiny
+    directory, actual = tiny
     inputs, targets = images()
     model = model_of(7, TINY.entries[name].prior)
     saved = tb.load(directory / f"7_{name.replace(' ', '_')}" / "posterior.safetensors", model)
     assert isinstance(saved, Gaussian)
     assert isinstance(saved.covariance, Diagonal)
-    scores, mean = found["table"]["7"][name], saved.mean_MD[0]
+    scores, mean = actual["table"]["7"][name], saved.mean_MD[0]
     scale = saved.covariance.variance_MD[0].sqrt()
     drawn = [outputs(model, weights, inputs).softmax(-1) for weights in saved.sample(3, seed=3)]
     assert scores["error"] == pytest.approx(error_of(torch.stack(drawn).mean(0), targets))
@@ -107,12 +107,12 @@ def test_errors_are_those_of_the_saved_posterior(tiny, name):
 
 
 def test_networks_are_pruned_by_magnitude_and_predict_with_all_units(tiny):
-    directory, found = tiny
+    directory, actual = tiny
     inputs, targets = images()
     for name, dropout in (("SGD", 0.0), ("dropout", 0.5)):
         model = model_of(7, Flat(), dropout)
         weights = tb.load(directory / f"7_{name}" / "posterior.safetensors", model).sample(1)[0]
-        scores = found["table"]["7"][name]
+        scores = actual["table"]["7"][name]
         assert scores["error"] == pytest.approx(error_of(outputs(model, weights, inputs), targets))
         bound = weights.abs().sort().values[round(0.75 * len(weights))]
         left = torch.where(weights.abs() >= bound, weights, 0)
@@ -126,20 +126,20 @@ def test_weights_of_one_signal_are_removed_in_their_order():
 
 
 def test_every_method_at_every_width_is_scored_and_a_second_call_goes_on(tiny):
-    directory, found = tiny
-    assert list(found["table"]) == ["7", "5"]
-    assert all(list(methods) == list(TINY.entries) for methods in found["table"].values())
-    assert room.run(TINY, 3, directory) == found
+    directory, actual = tiny
+    assert list(actual["table"]) == ["7", "5"]
+    assert all(list(methods) == list(TINY.entries) for methods in actual["table"].values())
+    assert room.run(TINY, 3, directory) == actual
     path = directory / "5_scale_mixture.json"
     before = path.read_bytes()
     path.unlink()
-    assert room.run(TINY, 3, directory) == found
+    assert room.run(TINY, 3, directory) == actual
     assert path.read_bytes() == before
 
 
 @pytest.mark.study  # fits go on as those of `tests/driver`, and widths that are finished are read as in the test above
 def test_an_interrupted_fit_goes_on_to_the_same_numbers(tiny, tmp_path, monkeypatch):
-    _, found = tiny
+    _, actual = tiny
     step, taken = tb.VI.step, []
 
     def interrupted(self, *args, **settings):
@@ -154,7 +154,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_numbers(tiny, tmp_path, monkeypa
         room.run(narrow, 3, tmp_path)
     assert not (tmp_path / "5_Gaussian_prior.json").exists()
     monkeypatch.setattr(tb.VI, "step", step)
-    assert room.run(narrow, 3, tmp_path) == {**found, "table": {"5": found["table"]["5"]}}
+    assert room.run(narrow, 3, tmp_path) == {**actual, "table": {"5": actual["table"]["5"]}}
 
 
 def test_rows_of_the_curve_follow_its_formula():
@@ -173,8 +173,8 @@ def test_rows_of_the_curve_follow_its_formula():
 
 
 def test_quartiles_of_a_network_are_those_of_its_noise(tiny):
-    _, found = tiny
-    curve = found["regression"]
+    _, actual = tiny
+    curve = actual["regression"]
     low, middle, high = (np.array(line) for line in curve["methods"]["single network"]["quartiles"])
     assert high - middle == pytest.approx(middle - low, abs=2e-5)
     single = curve["methods"]["single network"]
@@ -244,19 +244,19 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = room.summarise(jitter(results))
-    assert found.verdict.outcome == outcome
-    assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
+    actual = room.summarise(jitter(results))
+    assert actual.verdict.outcome == outcome
+    assert sum(part.outcome != "holds" for part in actual.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = room.summarise([made_up(), made_up(SGD=2.1)])
-    text = found.tables[0].markdown()
+    actual = room.summarise([made_up(), made_up(SGD=2.1)])
+    text = actual.tables[0].markdown()
     assert "| 400 | SGD | 2.00 ± 0.10 | – | 0.1000 ± 0.0000 | 1.83 |" in text.replace("*", "")
-    pruning = found.tables[1].markdown()
+    pruning = actual.tables[1].markdown()
     assert "| published, 1200 units |  | 1.24 | 1.24 | 1.24 | 1.29 | 1.39 |" in pruning
     assert "Gaussian prior | average of draws | 1.80 ± 0.00" in pruning
-    assert len(found.figures) == 2
+    assert len(actual.figures) == 2
 
 
 def test_published_numbers_are_ordered_as_the_claim_says():

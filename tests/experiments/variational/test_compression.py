@@ -43,21 +43,21 @@ TINY = replace(
 
 
 def test_a_tiny_run_gives_all_numbers_and_goes_on_from_its_files(tmp_path: Any) -> None:
-    found = run(TINY, 0, tmp_path)
-    assert found == run(TINY, 0, tmp_path)
-    assert list(found) == [DENSE]
+    actual = run(TINY, 0, tmp_path)
+    assert actual == run(TINY, 0, tmp_path)
+    assert list(actual) == [DENSE]
     for method in (*GROUPS, *SINGLE):
-        one = found[DENSE][method]
+        one = actual[DENSE][method]
         assert 0 <= one["mean_error"] <= 100
         assert ("compressed" in one) == (method in {*GROUPS, DROPOUT})
         kept = [point[0] for point in one["curve"][:2]]
         assert kept == sorted(kept, reverse=True)
-    own = found[DENSE][GNJ]["compressed"]
+    own = actual[DENSE][GNJ]["compressed"]
     assert own["before"] == 4 * (64 * 12 + 12 + 12 * 8 + 8 + 8 * 10 + 10)
     assert own["difference"] < 1e-4
     assert own["bytes"] < own["before"]
-    assert set(found[DENSE][GHS]["noise"]) == {"1", "3", "5"}
-    findings = summarise([found, copy.deepcopy(found)])
+    assert set(actual[DENSE][GHS]["noise"]) == {"1", "3", "5"}
+    findings = summarise([actual, copy.deepcopy(actual)])
     assert len(findings.tables) == len(findings.figures) == 2
 
 
@@ -76,12 +76,12 @@ def made_up() -> list[dict[str, Any]]:
     """Numbers of three seeds under which every part holds."""
     results = []
     for seed in range(3):
-        found: dict[str, Any] = {}
+        actual: dict[str, Any] = {}
         for network in (DENSE, CONVOLUTIONAL):
-            found[network] = {MODE: {"curve": [[1000, 5.0 + 0.01 * seed], [100, 50.0]]}}
+            actual[network] = {MODE: {"curve": [[1000, 5.0 + 0.01 * seed], [100, 50.0]]}}
             for method in GROUPS:
                 mark, wobble = PUBLISHED[network, method], 0.01 * seed
-                found[network][method] = {
+                actual[network][method] = {
                     "mean_error": mark.error - 0.3 - wobble,
                     "curve": [[500, 3.0], [300, mark.error - 0.2]],
                     "compressed": {
@@ -95,7 +95,7 @@ def made_up() -> list[dict[str, Any]]:
                         "faster": 3.0 + wobble,
                     },
                 }
-        results.append(found)
+        results.append(actual)
     return results
 
 
@@ -119,16 +119,16 @@ def test_every_part_holds_where_it_should() -> None:
 )
 def test_a_part_fails_by_its_own_number(key: str, value: float, said: str) -> None:
     results = made_up()
-    for seed, found in enumerate(results):
-        found[DENSE][GNJ]["compressed"][key] = value * (1 + 0.001 * seed)
+    for seed, actual in enumerate(results):
+        actual[DENSE][GNJ]["compressed"][key] = value * (1 + 0.001 * seed)
     against = [part.statement for part in summarise(results).verdict.parts if part.outcome == "does not hold"]
     assert any(said in statement and GNJ in statement and DENSE in statement for statement in against)
 
 
 def test_pruning_by_magnitude_is_compared_at_as_many_weights() -> None:
     results = made_up()
-    for found in results:
-        found[DENSE][MODE]["curve"] = [[1000, 0.5], [100, 1.0]]
+    for actual in results:
+        actual[DENSE][MODE]["curve"] = [[1000, 0.5], [100, 1.0]]
     against = [part.statement for part in summarise(results).verdict.parts if part.outcome == "does not hold"]
     assert against == [f"{DENSE}, {m}: at as many weights it errs less than pruning by magnitude" for m in GROUPS]
 

@@ -56,10 +56,10 @@ def test_every_kind_is_run_on_both_sequences(run: str, kinds: tuple[str, ...], r
     results = results[1] if run == "tiny" else results
     for scenario in (PERMUTED, SPLIT):
         assert [*results[scenario]] == [*kinds]
-        for found in results[scenario].values():
-            accuracy = np.array(found["accuracy"], dtype=float)
+        for actual in results[scenario].values():
+            accuracy = np.array(actual["accuracy"], dtype=float)
             assert np.isfinite(accuracy).all()
-            assert found["backward"] == pytest.approx(accuracy[1, 0] - accuracy[0, 0])
+            assert actual["backward"] == pytest.approx(accuracy[1, 0] - accuracy[0, 0])
 
 
 def test_a_run_that_is_finished_is_read(tiny: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,15 +121,15 @@ def made_up(**changes: float) -> dict[str, Any]:
     """Results of one seed: the average after five tasks of each kind is its level."""
     levels = {**LEVELS, **{kind: changes[name] for kind, name in NAMED.items() if name in changes}}
     now = changes.get("now", 0.97)
-    found = {}
+    actual = {}
     for kind, level in levels.items():
         table: list[list[float | None]] = [[None] * 5 for _ in range(5)]
         for t in range(5):
             for s in range(min(t + 2, 5)):
                 table[t][s] = now if s == t else level if s < t else 0.1
         table[4] = [*[(5 * level - now) / 4] * 4, now]
-        found[kind] = {"accuracy": table, "backward": level - now, "forward": 0.0, "seconds": 3.0}
-    return {PERMUTED: found, SPLIT: copy.deepcopy(found)}
+        actual[kind] = {"accuracy": table, "backward": level - now, "forward": 0.0, "seconds": 3.0}
+    return {PERMUTED: actual, SPLIT: copy.deepcopy(actual)}
 
 
 NAMED = {VCL: "vcl", RANDOM: "random", CENTRES: "centres", DIAGONAL: "ewc", KRONECKER: "kron", TUNED: "tuned"}
@@ -141,11 +141,11 @@ def three(**changes: float) -> list[dict[str, Any]]:
     results = [made_up(**changes) for _ in range(3)]
     for result in results:
         for kinds in result.values():
-            for found in kinds.values():
-                found["accuracy"] = [
-                    [v if v is None else v + rng.normal(0, 1e-4) for v in row] for row in found["accuracy"]
+            for actual in kinds.values():
+                actual["accuracy"] = [
+                    [v if v is None else v + rng.normal(0, 1e-4) for v in row] for row in actual["accuracy"]
                 ]
-                found["backward"] += rng.normal(0, 1e-4)
+                actual["backward"] += rng.normal(0, 1e-4)
     return results
 
 
@@ -166,10 +166,10 @@ def three(**changes: float) -> list[dict[str, Any]]:
     ],
 )
 def test_every_part_can_fail(change: dict[str, float], failing: tuple[str, ...]) -> None:
-    found = room.summarise(three(**change)).verdict
-    refuted = [part.statement for part in found.parts if part.outcome == "does not hold"]
-    assert found.outcome == ("does not hold" if failing else "holds")
-    assert len(found.parts) == 2 * 11
+    actual = room.summarise(three(**change)).verdict
+    refuted = [part.statement for part in actual.parts if part.outcome == "does not hold"]
+    assert actual.outcome == ("does not hold" if failing else "holds")
+    assert len(actual.parts) == 2 * 11
     assert all(any(text in statement for text in failing) for statement in refuted)
     for text in failing:
         assert any(text in statement for statement in refuted)

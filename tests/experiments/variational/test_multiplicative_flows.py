@@ -92,7 +92,7 @@ def posterior(directory, root, *, task, name):
 
 @pytest.mark.parametrize("name", [DROPOUT, FFG, FFLU, FLOWS])
 def test_photographs_are_scored_by_draws_of_the_posterior(tiny, root, name):
-    directory, found = tiny
+    directory, actual = tiny
     fitted, data = posterior(directory, root, task="photographs", name=name)
     strange = out_of_distribution(data, "mnist", root=root)["mnist"][:60]
     functions = fitted.functions(4, seed=0)
@@ -101,7 +101,7 @@ def test_photographs_are_scored_by_draws_of_the_posterior(tiny, root, name):
         "unseen": functions(strange).double().softmax(-1).mean(0),
     }
     entropy = {of: -(p * p.log()).sum(-1) for of, p in probs.items()}
-    scores = found["photographs"][name]
+    scores = actual["photographs"][name]
     right = (probs["seen"].argmax(-1) == data.test.targets[:60]).double().mean()
     assert scores["seen"]["accuracy"] == pytest.approx(right.item())
     auroc = roc_auc_score([0] * 60 + [1] * 60, torch.cat([entropy["seen"], entropy["unseen"]]).numpy())
@@ -114,24 +114,24 @@ def test_photographs_are_scored_by_draws_of_the_posterior(tiny, root, name):
 
 
 def test_l2_is_the_first_network_of_the_ensemble(tiny, root):
-    directory, found = tiny
+    directory, actual = tiny
     fitted, data = posterior(directory, root, task="photographs", name=ENSEMBLE)
     assert isinstance(fitted, tb.Point)
     first = tb.Point(fitted.model, fitted.weights_MD[:1])
     test = data.test.inputs[:60], data.test.targets[:60]
     for name, source in ((L2, first), (ENSEMBLE, fitted)):
         nll = tb.evaluate(source, test).metrics["nll"]
-        assert found["photographs"][name]["seen"]["nll"] == pytest.approx(nll, rel=1e-5)
-    assert list(found["photographs"]) == list(METHODS)
-    assert list(found["digits"]["methods"]) == [name for name in METHODS if name != FFLU]
+        assert actual["photographs"][name]["seen"]["nll"] == pytest.approx(nll, rel=1e-5)
+    assert list(actual["photographs"]) == list(METHODS)
+    assert list(actual["digits"]["methods"]) == [name for name in METHODS if name != FFLU]
 
 
 def test_turned_digits_are_those_of_the_class(tiny, root):
-    directory, found = tiny
+    directory, actual = tiny
     fitted, data = posterior(directory, root, task="digits", name=FLOWS)
     threes = data.standardise.inverse(data.test.inputs[data.test.targets == 3][:6])
     functions = fitted.functions(4, seed=0)
-    lost, own = [], found["digits"]["methods"][FLOWS]
+    lost, own = [], actual["digits"]["methods"][FLOWS]
     for place, turns in enumerate((0, 1, 2)):
         inputs = data.standardise(torch.rot90(threes, turns, dims=(2, 3)))
         draws = functions(inputs).double().softmax(-1)
@@ -144,19 +144,19 @@ def test_turned_digits_are_those_of_the_class(tiny, root):
         np.testing.assert_allclose(own["mean"][place], probs[0], atol=1e-5)
         np.testing.assert_allclose(own["spread"][place], draws[:, 0].std(0, correction=0), atol=1e-5)
     assert own["entropy_wrong"] == pytest.approx(torch.cat(lost).mean().item(), rel=1e-4)
-    assert found["digits"]["methods"][L2]["entropy_wrong"] == found["digits"]["methods"][L2]["entropy_same"]
-    np.testing.assert_array_equal(found["digits"]["pixels"], (threes[0, 0] * 255).round())
+    assert actual["digits"]["methods"][L2]["entropy_wrong"] == actual["digits"]["methods"][L2]["entropy_same"]
+    np.testing.assert_array_equal(actual["digits"]["pixels"], (threes[0, 0] * 255).round())
 
 
 def test_a_second_call_reads_what_is_there_and_continues_with_the_next(tiny, root, monkeypatch):
-    directory, found = tiny
+    directory, actual = tiny
     monkeypatch.setattr(run.tb.data, "load", None)
-    assert run.run(TINY, 3, directory) == found
+    assert run.run(TINY, 3, directory) == actual
     monkeypatch.undo()
     monkeypatch.setenv("TORCHBAYES_DATA", str(root))
     for name in ("deep_ensemble", "MNF"):
         (directory / "digits" / f"{name}.json").unlink()
-    assert run.run(TINY, 3, directory) == found
+    assert run.run(TINY, 3, directory) == actual
 
 
 def test_images_turn_counter_clockwise():
@@ -171,10 +171,10 @@ def test_nothing_wrong_has_no_entropy():
     unit = {"test": {}, "label": [[3, 3]], "entropy": [[0.1, 0.2]], "mean": [], "spread": [], "pixels": []}
     other = {**unit, "label": [[3, 5]]}
     assert TINY.digits is not None
-    found = run.turned({L2: unit, FLOWS: other}, TINY.digits)["methods"]
-    assert found[L2]["entropy_wrong"] is None
-    assert found[FLOWS]["entropy_same"] is None
-    assert found[FLOWS]["entropy_wrong"] == pytest.approx(0.2)
+    actual = run.turned({L2: unit, FLOWS: other}, TINY.digits)["methods"]
+    assert actual[L2]["entropy_wrong"] is None
+    assert actual[FLOWS]["entropy_same"] is None
+    assert actual[FLOWS]["entropy_wrong"] == pytest.approx(0.2)
 
 
 def test_the_recipes_are_the_papers():

@@ -130,33 +130,33 @@ PAIRS: dict[str, Pair] = {
 
 def models(name: str, scale: float = 0.8) -> list[tuple[tb.Model, Any]]:
     """Return the two models of a pair with their data."""
-    found = []
+    actual = []
     for way in PAIRS[name].one, PAIRS[name].other:
         torch.manual_seed(2)
         net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, PAIRS[name].outputs)).double()
-        found.append((tb.Model(net, way.likelihood, tb.priors.Normal(scale)), (way.inputs, way.targets)))
-    return found
+        actual.append((tb.Model(net, way.likelihood, tb.priors.Normal(scale)), (way.inputs, way.targets)))
+    return actual
 
 
 def laplaces(name: str, scale: float = 0.8, **options: Any) -> list[tb.LaplacePosterior]:
     method = tb.Laplace(check_mode=False, **{"prior": "model", **options})
     with unjudged():
-        found = [tb.fit(m, data, method, start=m.given_weights(), callbacks=()) for m, data in models(name, scale)]
-    assert all(isinstance(each, tb.LaplacePosterior) for each in found)
-    return found  # type: ignore[return-value]
+        actual = [tb.fit(m, data, method, start=m.given_weights(), callbacks=()) for m, data in models(name, scale)]
+    assert all(isinstance(each, tb.LaplacePosterior) for each in actual)
+    return actual  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(("name", "plan"), some_of(PAIRS, ("loop", "vmap"), one_in=2))
 def test_the_log_joint_density_is_the_same(name: str, plan: Any):
-    found = []
+    actual = []
     for model, data in models(name):
         model.check(model.unpack(data))
         rows = model.unpack(data)
         weights_MD = model.given_weights() + 0.3 * normal(2, model.layout.size, seed=1)
-        found.append(tb.LogDensity(model, rows.size, rows, plan=plan, chunk_size=4)(weights_MD))
-    assert_close(found[0].log_density, found[1].log_density)
-    assert_close(found[0].gradient, found[1].gradient, atol=1e-10)
-    assert_close(found[0].log_likelihood, found[1].log_likelihood)
+        actual.append(tb.LogDensity(model, rows.size, rows, plan=plan, chunk_size=4)(weights_MD))
+    assert_close(actual[0].log_density, actual[1].log_density)
+    assert_close(actual[0].gradient, actual[1].gradient, atol=1e-10)
+    assert_close(actual[0].log_likelihood, actual[1].log_likelihood)
 
 
 STRUCTURES = ["diagonal", "kronecker", "ekfac", "dense", "low_rank"]
@@ -219,29 +219,29 @@ def test_a_function_of_survival_is_drawn():
 
 @half(1, leave="gaussian, learned")  # the form has no place for its parameter
 def test_the_functional_form_is_the_same(name: str):
-    found = []
+    actual = []
     for model, data in models(name):
         posterior = tb.functional_laplace(model, data, model.given_weights())
-        found.append((posterior.log_evidence(), posterior.functions(ELSEWHERE)))
-    assert_close(found[0][0], found[1][0], rtol=1e-8)
-    assert_close(found[0][1].covariance_MBKK, found[1][1].covariance_MBKK, rtol=1e-7, atol=1e-9)
+        actual.append((posterior.log_evidence(), posterior.functions(ELSEWHERE)))
+    assert_close(actual[0][0], actual[1][0], rtol=1e-8)
+    assert_close(actual[0][1].covariance_MBKK, actual[1][1].covariance_MBKK, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", [n for n, pair in PAIRS.items() if pair.judged])
 def test_metrics_are_the_same(name: str):
-    found = []
+    actual = []
     for model, data in models(name):
         variance = Diagonal(0.3 * torch.ones(1, model.layout.size, dtype=torch.float64))
         posterior = tb.Gaussian(model, model.given_weights().unsqueeze(0), variance)
-        found.append(tb.evaluate(posterior, data, draws=5, seed=3).metrics)
+        actual.append(tb.evaluate(posterior, data, draws=5, seed=3).metrics)
         # whole rows go to bins of equal mass where they have no weights: see test_weights of metrics
-        found[-1].pop("ece_mass", None)
+        actual[-1].pop("ece_mass", None)
         # depends on ties, and rows that are given twice can differ by a rounding: its weights are in test_weights too
-        found[-1].pop("aurc", None)
+        actual[-1].pop("aurc", None)
     if name == "student":  # of samples, others for other rows, as torch has no distribution function of a Student t
-        assert found[0].pop("crps") == pytest.approx(found[1].pop("crps"), rel=0.01)
-    assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-12)
-    assert len(found[0]) > (1 if name not in {"survival", "custom", "poisson"} else 0)
+        assert actual[0].pop("crps") == pytest.approx(actual[1].pop("crps"), rel=0.01)
+    assert actual[0] == pytest.approx(actual[1], rel=1e-9, abs=1e-12)
+    assert len(actual[0]) > (1 if name not in {"survival", "custom", "poisson"} else 0)
 
 
 @pytest.mark.parametrize(("structure", "padding"), some_of(STRUCTURES, [None, 2], one_in=2))
@@ -249,7 +249,7 @@ def test_rows_of_words_count_by_their_weights_too(structure: Any, padding: int |
     """An embedding, whose second moments are counts of words; a row without weight has a word that no other has."""
     words = classes(2 * N, 4, seed=11).view(N, 2)
     words[KEPT.logical_not()] = 5
-    found = []
+    actual = []
     for likelihood, rows, targets in [
         (Weighted(Categorical()), words, (LABELS, COUNTS)),
         (Categorical(), words.repeat_interleave(COUNTS, 0), LABELS.repeat_interleave(COUNTS)),
@@ -259,9 +259,9 @@ def test_rows_of_words_count_by_their_weights_too(structure: Any, padding: int |
         model = tb.Model(net, likelihood, tb.priors.Normal(0.8))
         method = tb.Laplace(structure=structure, check_mode=False, rank=60, prior="model")
         with unjudged():
-            found.append(tb.fit(model, (rows, targets), method, start=model.given_weights(), callbacks=()))
-    assert_close(found[0].curvature.dense(), found[1].curvature.dense(), rtol=1e-7, atol=1e-9)
-    assert found[0].curvature.trace() > 0
+            actual.append(tb.fit(model, (rows, targets), method, start=model.given_weights(), callbacks=()))
+    assert_close(actual[0].curvature.dense(), actual[1].curvature.dense(), rtol=1e-7, atol=1e-9)
+    assert actual[0].curvature.trace() > 0
 
 
 def test_loaders_of_triples():
@@ -270,12 +270,12 @@ def test_loaders_of_triples():
     triples = tb.Model(net, weighted, batch=lambda row: (row[0], (row[1], row[2])))
     pairs = tb.Model(net, weighted)
     method = tb.Laplace(structure="dense", check_mode=False, prior="model")
-    found = tb.fit(triples, torch.utils.data.DataLoader(rows, batch_size=4), method, start=net, callbacks=())
+    actual = tb.fit(triples, torch.utils.data.DataLoader(rows, batch_size=4), method, start=net, callbacks=())
     expected = tb.fit(pairs, (X, (REAL, COUNTS)), method, start=net, callbacks=())
-    assert isinstance(found, tb.LaplacePosterior)
+    assert isinstance(actual, tb.LaplacePosterior)
     assert isinstance(expected, tb.LaplacePosterior)
-    assert_close(found.curvature.dense(), expected.curvature.dense())
-    assert found.num_targets == expected.num_targets == 2 * int(COUNTS.sum())
+    assert_close(actual.curvature.dense(), expected.curvature.dense())
+    assert actual.num_targets == expected.num_targets == 2 * int(COUNTS.sum())
 
 
 NOISY = [("gaussian, two scales", "model")]
@@ -299,7 +299,7 @@ def test_the_noise_is_the_same(name: str, prior: Any):
 
 @pytest.mark.parametrize("name", ["gaussian", "gaussian, two scales"])
 def test_the_exact_evidence_of_a_linear_model_is_the_same_and_that_of_laplace(name: str):
-    pair, found = PAIRS[name], []
+    pair, actual = PAIRS[name], []
     for way in (pair.one, pair.other):
         net = nn.Linear(2, 2).double()
         model, data = tb.Model(net, way.likelihood, tb.priors.Normal(0.8)), (way.inputs, way.targets)
@@ -314,8 +314,8 @@ def test_the_exact_evidence_of_a_linear_model_is_the_same_and_that_of_laplace(na
         there = tb.fit(model, data, tb.Laplace(structure="dense", prior="model"), start=mode[0])
         assert isinstance(there, tb.LaplacePosterior)
         assert_close(there.log_evidence(), [exact], rtol=1e-9)
-        found.append(exact)
-    assert found[0] == pytest.approx(found[1], rel=1e-12)
+        actual.append(exact)
+    assert actual[0] == pytest.approx(actual[1], rel=1e-12)
 
 
 METHODS: dict[str, Callable[[float], Any]] = {
@@ -333,11 +333,11 @@ METHODS: dict[str, Callable[[float], Any]] = {
     some_of(["classes", "gaussian, learned", "survival", "ignored rows", "shares"], METHODS, one_in=2),
 )
 def test_fits_on_all_rows_are_the_same(name: str, method: str):
-    found, start = [], models(name)[0][0].given_weights()
+    actual, start = [], models(name)[0][0].given_weights()
     for model, data in models(name):
         settings = METHODS[method](len(data[0]) / N)
         with unjudged():
             posterior: Any = tb.fit(model, data, settings, start=start, callbacks=())
-        found.append(posterior.weights_MD if method == "map" else posterior.weights_MSD)
-    assert_close(*found, rtol=1e-6, atol=1e-9)
-    assert not torch.allclose(found[0].flatten()[: len(start)], start, rtol=1e-3)
+        actual.append(posterior.weights_MD if method == "map" else posterior.weights_MSD)
+    assert_close(*actual, rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(actual[0].flatten()[: len(start)], start, rtol=1e-3)

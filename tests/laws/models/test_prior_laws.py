@@ -72,12 +72,12 @@ def test_a_precision_is_the_second_derivative_or_is_refused(name: str) -> None:
     bound, weights = bound_of(name), 0.3 * normal(4, seed=2)
     hessian: Any = torch.autograd.functional.hessian(bound.log_prob, weights)
     try:
-        found = bound.precision(weights)
+        actual = bound.precision(weights)
     except ValueError as error:
         assert re.search("precision|curve", str(error))  # noqa: PT017
         assert name in {"horseshoe", "hierarchical", *TOGETHER} or not (-hessian.diagonal() > 0).all()
         return
-    assert_close(found, -hessian.diagonal(), rtol=1e-8)
+    assert_close(actual, -hessian.diagonal(), rtol=1e-8)
 
 
 @proper
@@ -100,11 +100,11 @@ def test_draws_have_the_density(name: str) -> None:
 def test_standard_deviations_are_those_of_draws_or_infinite(name: str) -> None:
     bound = bound_of(name)
     stds, draws = bound.stds(), bound.sample(60_000, seed=4)
-    for std, found in zip(stds, draws.T, strict=True):
+    for std, actual in zip(stds, draws.T, strict=True):
         if torch.isfinite(std):
-            assert_close(found.std(), std, rtol=0.15)
+            assert_close(actual.std(), std, rtol=0.15)
         else:
-            assert found.abs().max() > 100 * found.abs().median()  # tails without a variance
+            assert actual.abs().max() > 100 * actual.abs().median()  # tails without a variance
 
 
 @pytest.mark.parametrize("name", sorted(IMPROPER))

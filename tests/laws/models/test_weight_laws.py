@@ -21,46 +21,46 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 SHORT = tb.HMC(chains=2, steps=6, burn_in=0, thin=1, mass="unit", step_size=0.02, trajectory=0.1)
 
 
-def numbers(found: Any) -> Tensor:
+def numbers(actual: Any) -> Tensor:
     """All numbers of a result in one vector."""
-    leaves = found if isinstance(found, list | tuple) else [found]
+    leaves = actual if isinstance(actual, list | tuple) else [actual]
     return torch.cat([torch.as_tensor(leaf, dtype=torch.float64).flatten() for leaf in leaves])
 
 
 def _basin(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
-    found = geometry.basin(model, data, at_D, directions=6, threshold=0.3)
-    return [found.loss, found.radii_K, found.log_volume]
+    actual = geometry.basin(model, data, at_D, directions=6, threshold=0.3)
+    return [actual.loss, actual.radii_K, actual.log_volume]
 
 
 def _coefficient(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
-    found = geometry.learning_coefficient(model, data, at_D, method=SHORT)
-    return [found.value, found.chains_C, found.loss, found.inverse_temperature, found.num_data]
+    actual = geometry.learning_coefficient(model, data, at_D, method=SHORT)
+    return [actual.value, actual.chains_C, actual.loss, actual.inverse_temperature, actual.num_data]
 
 
 def _barrier(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
-    found = geometry.barrier(model, data, at_D, second=-at_D, points=4)
-    return [*found.nll, *(found.error or ())]
+    actual = geometry.barrier(model, data, at_D, second=-at_D, points=4)
+    return [*actual.nll, *(actual.error or ())]
 
 
 def _interior(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
-    found = geometry.interior(model, data, torch.stack([at_D, -at_D, at_D.flip(0)]), points=3)
-    return [found.nll_P, found.vertices_V, *([] if found.error_P is None else [found.error_P])]
+    actual = geometry.interior(model, data, torch.stack([at_D, -at_D, at_D.flip(0)]), points=3)
+    return [actual.nll_P, actual.vertices_V, *([] if actual.error_P is None else [actual.error_P])]
 
 
 def _surface(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
     plane = geometry.Plane.through(model, torch.stack([at_D, -at_D, at_D.flip(0)]))
-    found = geometry.surface(model, data, plane, points=3)
-    return [found.nll_QP, *([] if found.error_QP is None else [found.error_QP])]
+    actual = geometry.surface(model, data, plane, points=3)
+    return [actual.nll_QP, *([] if actual.error_QP is None else [actual.error_QP])]
 
 
 def _rays(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
-    found = geometry.rays(model, data, at_D, directions=2, points=4)
-    return [found.log_density_KP, found.log_likelihood_KP]
+    actual = geometry.rays(model, data, at_D, directions=2, points=4)
+    return [actual.log_density_KP, actual.log_likelihood_KP]
 
 
 def _spectrum(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
-    found = geometry.spectrum(model, data, at_D, steps=40, probes=2)
-    return [found.trace.value, found.effective_dimension(1.0).value, found.num_data]
+    actual = geometry.spectrum(model, data, at_D, steps=40, probes=2)
+    return [actual.trace.value, actual.effective_dimension(1.0).value, actual.num_data]
 
 
 def _leading(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
@@ -112,9 +112,9 @@ IN_TURN = [(function, SAID[p]) for n, function in enumerate(OF_PLACES) for p in 
 
 @pytest.mark.parametrize(("function", "name"), with_studies(IN_TURN, OF_PLACES, SAID))
 def test_rows_count_by_their_weights(function: str, name: str) -> None:
-    found = []
+    actual = []
     for model, data in models(name):
         at_D = model.given_weights() + 0.2 * normal(model.layout.size, seed=1)
-        found.append(numbers(OF_PLACES[function](model, data, at_D)))
-    assert_close(*found, rtol=1e-6, atol=1e-9)
-    assert found[0].isfinite().all()
+        actual.append(numbers(OF_PLACES[function](model, data, at_D)))
+    assert_close(*actual, rtol=1e-6, atol=1e-9)
+    assert actual[0].isfinite().all()

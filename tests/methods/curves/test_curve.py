@@ -152,9 +152,9 @@ def test_solutions_on_a_circle_are_joined_around_it(shape: Any, bends: int, wors
     rows = (torch.ones(16, 1).double(), torch.ones(16, 1).double())
     method = tb.Curve(bends, shape, epochs=250, optimizer=tb.Adam(0.05))
     start = torch.eye(2).double()
-    found: Any = tb.fit(model, rows, method, start=start, callbacks=())
+    actual: Any = tb.fit(model, rows, method, start=start, callbacks=())
     t_T = torch.linspace(0, 1, 51)
-    error_T = (found.weights(t_T)[:, 0].square().sum(-1) - 1).square()
+    error_T = (actual.weights(t_T)[:, 0].square().sum(-1) - 1).square()
     straight_T = (torch.lerp(start[0], start[1], t_T.double().unsqueeze(1)).square().sum(-1) - 1).square()
     assert straight_T.max() > 0.24
     assert error_T.max() < worst
@@ -215,10 +215,10 @@ def test_a_step_does_not_change_its_state_unless_donated():
 
 def test_the_ends_stay_and_batch_norm_is_recalibrated_along_the_curve():
     name = "conv_batch_norm"
-    found = fitted(name, 1)
-    assert_close(found.points_MPD[0, [0, -1]], ends(name, 1), rtol=0)
+    actual = fitted(name, 1)
+    assert_close(actual.points_MPD[0, [0, -1]], ends(name, 1), rtol=0)
     for t in (0.0, 0.37, 1.0):
-        point = found.at(t)
+        point = actual.at(t)
         views = point.model.split(point.weights_MD[0])[0]
         network = point.model.network
         assert point.calibration is not None
@@ -236,12 +236,12 @@ def test_without_a_start_the_ends_are_trained(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(tb.MAP, "usual_steps", 20)  # of the ends
     model, rows = model_of(), rows_of(rows=18)  # too few to hold some out for the length of the training
     method = tb.Curve(**{**SMALL, "plan": "auto", "epochs": 5}, members=2)
-    found: Any = tb.fit(model, rows, method, callbacks=(), directory=tmp_path)
-    assert found.points_MPD.shape == (2, 3, model.layout.size)
+    actual: Any = tb.fit(model, rows, method, callbacks=(), directory=tmp_path)
+    assert actual.points_MPD.shape == (2, 3, model.layout.size)
     again: Any = tb.load(tmp_path / "posterior.safetensors", model)
-    assert_close(again.points_MPD, found.points_MPD, rtol=0)
+    assert_close(again.points_MPD, actual.points_MPD, rtol=0)
     ensemble: Any = tb.load(tmp_path / "start" / "posterior.safetensors", model)
-    assert_close(found.points_MPD[:, [0, -1]].flatten(0, 1), ensemble.weights_MD, rtol=0)
+    assert_close(actual.points_MPD[:, [0, -1]].flatten(0, 1), ensemble.weights_MD, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -263,18 +263,18 @@ def test_what_is_between_trains_as_long_as_the_networks(method: Any, tmp_path: P
 def test_an_ensemble_is_joined_and_its_members_are_the_ends():
     model, rows = model_of(), rows_of()
     ensemble: Any = tb.fit(model, rows, tb.MAP(4, epochs=5), callbacks=())
-    found: Any = tb.fit(model, rows, tb.Curve(epochs=5), start=ensemble, callbacks=())
-    assert found.members == 2
-    assert_close(found.at(torch.tensor([0.0, 1.0])).weights_MD, ensemble.weights_MD[[0, 2, 1, 3]], rtol=1e-12)
-    prediction = tb.predict(found, rows[0], draws=8)
+    actual: Any = tb.fit(model, rows, tb.Curve(epochs=5), start=ensemble, callbacks=())
+    assert actual.members == 2
+    assert_close(actual.at(torch.tensor([0.0, 1.0])).weights_MD, ensemble.weights_MD[[0, 2, 1, 3]], rtol=1e-12)
+    prediction = tb.predict(actual, rows[0], draws=8)
     assert torch.isfinite(prediction.probs).all()
 
 
 def test_a_curve_in_a_subspace_stays_in_it():
     model, rows = model_of(), rows_of()
     space = tb.Subspace.random(model, model.network.weights(), 4, seed=1)
-    found = tb.fit(model, rows, tb.Curve(epochs=5), space=space, start=ends("mlp", 1), callbacks=())
-    outside = found.sample(4) - space.lift(space.coordinates(found.sample(4)))
+    actual = tb.fit(model, rows, tb.Curve(epochs=5), space=space, start=ends("mlp", 1), callbacks=())
+    outside = actual.sample(4) - space.lift(space.coordinates(actual.sample(4)))
     assert outside.abs().max() < 1e-9
 
 
@@ -324,12 +324,12 @@ def test_a_barrier_along_a_curve_is_said_with_its_place():
     best = -0.5 * math.log(2 * math.pi * 0.25)
     said = f"({best - 0.5 * float(inputs.square().mean()):.4g} against {best:.4g} and {best:.4g} nats"
     with pytest.warns(tb.ProblemWarning, match=r"a barrier along curve 0.*less likely at t = 0\.5") as seen:
-        found: Any = tb.fit(
+        actual: Any = tb.fit(
             model, (inputs, targets), tb.Curve(epochs=2, optimizer=tb.Adam(1e-12)), start=start, callbacks=()
         )
     assert said in str(seen[0].message)
     with pytest.warns(tb.ProblemWarning, match="a barrier along"):
-        found.at(0.5).functions(1)
+        actual.at(0.5).functions(1)
 
 
 def test_a_curve_between_a_network_and_itself_says_so():

@@ -92,11 +92,11 @@ def test_the_slope_of_the_log_volume_is_that_of_autograd(modes: int, monkeypatch
     edges = others.unsqueeze(1) - apexes.unsqueeze(2)
     total = 0.5 * torch.logdet(edges @ edges.mT).sum()
     expected = torch.autograd.grad(total, others)[0]
-    found, frozen = torch.ones_like(expected), others.detach()
+    actual, frozen = torch.ones_like(expected), others.detach()
     gram = grams(apexes, frozen)
     assert_close(gram, (edges @ edges.mT).detach(), rtol=1e-12)
-    add_slopes(found, apexes, frozen, inverse_MKRR=inverses(gram), scale=-2.0)
-    assert_close(found, 1 - 2 * expected, rtol=1e-9)
+    add_slopes(actual, apexes, frozen, inverse_MKRR=inverses(gram), scale=-2.0)
+    assert_close(actual, 1 - 2 * expected, rtol=1e-9)
 
 
 # --- draws ---
@@ -135,9 +135,9 @@ def test_a_simplex_of_two_vertices_is_a_segment():
     """Its draws are those of a straight curve, in steps of the golden section."""
     model = model_of()
     ends = normal(1, 2, model.layout.size, seed=1)
-    found, line = tb.SimplexPosterior(model, ends), tb.CurvePosterior(model, ends)
-    assert_close(found.weights([0.3, 0.7]), line.weights(0.7), rtol=1e-12)
-    assert_close(found.log_volumes()[0, 0], (ends[0, 1] - ends[0, 0]).norm().log(), rtol=1e-12)
+    actual, line = tb.SimplexPosterior(model, ends), tb.CurvePosterior(model, ends)
+    assert_close(actual.weights([0.3, 0.7]), line.weights(0.7), rtol=1e-12)
+    assert_close(actual.log_volumes()[0, 0], (ends[0, 1] - ends[0, 0]).norm().log(), rtol=1e-12)
     steps = spread_evenly(3, torch.zeros(1, dtype=torch.float64)).flatten()
     assert_close(steps, torch.arange(3).double() * (math.sqrt(5) - 1) / 2 % 1, rtol=1e-12)
 
@@ -172,13 +172,13 @@ def test_the_mean_loss_of_a_simplex_is_half_its_dimensions_times_the_weight_abov
     weight, size = 0.02, 2
     model, rows = quadratic([1.0, 1.0, 4.0, 9.0])
     method = Simplex(size, volume_weight=weight, epochs=400, optimizer=tb.SGD(0.2, momentum=0.0))
-    found = stepped(method, model, rows, torch.zeros(60, 4).double())
+    actual = stepped(method, model, rows, torch.zeros(60, 4).double())
     moment = (1 + torch.eye(size + 1)).double() / ((size + 1) * (size + 2))
-    each = found.vertices_MPD * torch.tensor([1.0, 1.0, 4.0, 9.0]).double().sqrt()
+    each = actual.vertices_MPD * torch.tensor([1.0, 1.0, 4.0, 9.0]).double().sqrt()
     loss_M = 0.5 * (moment * (each @ each.mT)).sum((1, 2))
     assert float(loss_M.mean()) == pytest.approx(weight * size / 2, rel=0.05)
     # h = 1, 1 are the directions that cost least: V is largest there
-    assert (found.vertices_MPD[:, :, 2:].abs().amax((1, 2)) < 0.05).double().mean() > 0.9
+    assert (actual.vertices_MPD[:, :, 2:].abs().amax((1, 2)) < 0.05).double().mean() > 0.9
 
 
 def test_a_simplex_grows_in_flat_directions_alone():
@@ -187,12 +187,12 @@ def test_a_simplex_grows_in_flat_directions_alone():
     method = Simplex(2, volume_weight=0.01, epochs=150, optimizer=tb.Adam(0.3))
     start = normal(1, 6, seed=2)
     start[:, 2:] = 0.0
-    found: Any = tb.fit(model, rows, method, start=start, callbacks=())
-    assert not found.problems
-    flat, steep = found.vertices_MPD[0, :, :2], found.vertices_MPD[0, :, 2:]
+    actual: Any = tb.fit(model, rows, method, start=start, callbacks=())
+    assert not actual.problems
+    flat, steep = actual.vertices_MPD[0, :, :2], actual.vertices_MPD[0, :, 2:]
     assert steep.abs().max() < 0.05
     assert (flat[1:] - flat[0]).norm(dim=1).min() > 2
-    assert float(found.log_volumes()) > 1.0
+    assert float(actual.log_volumes()) > 1.0
 
 
 @pytest.mark.study  # a step is the gradient, by the next test, and chains have their best bend
@@ -202,8 +202,8 @@ def test_without_a_volume_a_star_of_two_segments_is_the_best_chain():
     rows = torch.zeros(1, 2).double(), torch.zeros(1, 1).double()
     first, last = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, -1.0]).double()
     settings: dict[str, Any] = {"epochs": 350, "optimizer": tb.SGD(0.25, momentum=0.0), "volume_weight": 0.0}
-    found = stepped(Simplex(1, 2, **settings), model, rows, torch.stack([first, last]).repeat(60, 1))
-    assert_close(found.vertices_MPD[:, 2].mean(0), -0.25 * (first + last), atol=0.03)
+    actual = stepped(Simplex(1, 2, **settings), model, rows, torch.stack([first, last]).repeat(60, 1))
+    assert_close(actual.vertices_MPD[:, 2].mean(0), -0.25 * (first + last), atol=0.03)
 
 
 @pytest.mark.parametrize("modes", [1, 2])
@@ -255,10 +255,10 @@ def test_a_shared_vertex_connects_solutions_on_a_circle():
     """Two segments that meet outside of it have a lower loss than the chord."""
     model, rows = circle()
     method = Simplex(1, 2, volume_weight=1e-4, epochs=200, optimizer=tb.Adam(0.06))
-    found: Any = tb.fit(model, rows, method, start=torch.eye(2).double(), callbacks=())
-    error = (found.sample(200).square().sum(-1) - 1).square()
+    actual: Any = tb.fit(model, rows, method, start=torch.eye(2).double(), callbacks=())
+    error = (actual.sample(200).square().sum(-1) - 1).square()
     assert error.max() < 0.06
-    assert not found.problems
+    assert not actual.problems
 
 
 # --- laws ---
@@ -312,9 +312,9 @@ def test_a_step_does_not_change_its_state_unless_donated():
 
 def test_the_modes_stay_and_batch_norm_is_recalibrated_inside():
     name = "conv_batch_norm"
-    found = fitted(name, 2, modes=2)
-    assert_close(found.vertices_MPD[0, :2], starts(name, 2), rtol=0)
-    point = found.at([0.2, 0.0, 0.5, 0.3])
+    actual = fitted(name, 2, modes=2)
+    assert_close(actual.vertices_MPD[0, :2], starts(name, 2), rtol=0)
+    point = actual.at([0.2, 0.0, 0.5, 0.3])
     views = point.model.split(point.weights_MD[0])[0]
     network = point.model.network
     assert point.calibration is not None
@@ -329,12 +329,12 @@ def test_the_modes_stay_and_batch_norm_is_recalibrated_inside():
 def test_every_member_of_an_ensemble_has_a_simplex_which_is_saved(tmp_path: Path):
     model, rows = model_of(), rows_of()
     ensemble: Any = tb.fit(model, rows, tb.MAP(4, epochs=5), callbacks=())
-    found: Any = tb.fit(model, rows, Simplex(2, epochs=5), start=ensemble, callbacks=(), directory=tmp_path)
-    assert found.members == 4
-    assert_close(found.at([1.0, 0.0, 0.0]).weights_MD, ensemble.weights_MD, rtol=0)
+    actual: Any = tb.fit(model, rows, Simplex(2, epochs=5), start=ensemble, callbacks=(), directory=tmp_path)
+    assert actual.members == 4
+    assert_close(actual.at([1.0, 0.0, 0.0]).weights_MD, ensemble.weights_MD, rtol=0)
     again: Any = tb.load(tmp_path / "posterior.safetensors", model)
-    assert_close(again.sample(8, seed=3), found.sample(8, seed=3), rtol=0)
-    assert torch.isfinite(tb.predict(found, rows[0], draws=8).probs).all()
+    assert_close(again.sample(8, seed=3), actual.sample(8, seed=3), rtol=0)
+    assert torch.isfinite(tb.predict(actual, rows[0], draws=8).probs).all()
     paired: Any = tb.fit(model, rows, Simplex(2, 2, epochs=5), start=ensemble, callbacks=())
     assert paired.members == 2
     assert paired.log_volumes().shape == (2, 2)
@@ -343,8 +343,8 @@ def test_every_member_of_an_ensemble_has_a_simplex_which_is_saved(tmp_path: Path
 def test_a_simplex_in_a_subspace_stays_in_it_and_spans_one():
     model, rows = model_of(), rows_of()
     space = tb.Subspace.random(model, model.network.weights(), 4, seed=1)
-    found = tb.fit(model, rows, Simplex(epochs=5), space=space, start=starts("mlp", 1), callbacks=())
-    assert (found.sample(4) - space.lift(space.coordinates(found.sample(4)))).abs().max() < 1e-9
+    actual = tb.fit(model, rows, Simplex(epochs=5), space=space, start=starts("mlp", 1), callbacks=())
+    assert (actual.sample(4) - space.lift(space.coordinates(actual.sample(4)))).abs().max() < 1e-9
     spanned = tb.Subspace.of(fitted(count=1), rank=2)
     inside = fitted(count=1).sample(10)
     assert_close(spanned.lift(spanned.coordinates(inside)), inside, rtol=1e-9, atol=1e-10)
@@ -367,10 +367,10 @@ def test_a_shared_vertex_is_compared_with_the_mean_of_the_modes():
     model = tb.Model(nn.Linear(2, 1, bias=False).double(), tb.likelihoods.Gaussian(1.0))
     inputs = torch.linalg.qr(normal(200, 2)).Q * 200**0.5
     vertices = torch.tensor([[[1.0, 0.001], [1.0, -0.001], [2.3, 0.0]]]).double()
-    found = worse_inside(tb.SimplexPosterior(model, vertices, modes=2), as_source(model, (inputs, inputs[:, :1]), 200))
+    actual = worse_inside(tb.SimplexPosterior(model, vertices, modes=2), as_source(model, (inputs, inputs[:, :1]), 200))
     constant = 0.5 * math.log(2 * math.pi)
-    assert len(found) == 1
-    assert f"(0, 0, 1) than at its modes ({-constant - 0.5 * 1.3**2:.4g} against {-constant:.4g} nats" in found[0]
+    assert len(actual) == 1
+    assert f"(0, 0, 1) than at its modes ({-constant - 0.5 * 1.3**2:.4g} against {-constant:.4g} nats" in actual[0]
 
 
 def test_a_simplex_that_has_collapsed_says_so():
@@ -388,8 +388,8 @@ def test_a_volume_of_weights_on_which_nothing_depends_says_so():
     start = torch.tensor([[1.0, 1.0, 0.0, 0.0]]).double()
     method = Simplex(2, volume_weight=0.01, epochs=300, optimizer=tb.SGD(0.9, momentum=0.0))
     with pytest.warns(tb.ProblemWarning, match="the networks of complex 0 are one function"):
-        found: Any = tb.fit(model, rows, method, start=start, callbacks=())
-    assert float(found.log_volumes()) > 0.0
+        actual: Any = tb.fit(model, rows, method, start=start, callbacks=())
+    assert float(actual.log_volumes()) > 0.0
 
 
 def test_how_far_functions_change():
@@ -401,10 +401,10 @@ def test_how_far_functions_change():
         torch.tensor([[2.0, 5.0], [0.0, 1.0], [0.0, 1.0]]),
         torch.tensor([[2.3, 5.4], [0.0, 1.0], [1.0, 1.0]]),
     )
-    found = changes(tb.Point(model, before.double()), tb.Point(model, after.double()), batches)
-    assert found is not None
+    actual = changes(tb.Point(model, before.double()), tb.Point(model, after.double()), batches)
+    assert actual is not None
     expected = torch.tensor([((0.09 + 0.16 * 3 / 14) / 4) ** 0.5, 0.0, math.inf]).double()
-    assert_close(found, expected, rtol=1e-6)
+    assert_close(actual, expected, rtol=1e-6)
 
 
 def test_modes_that_are_one_network_say_so():

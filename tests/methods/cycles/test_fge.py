@@ -29,8 +29,8 @@ def rates(method: Any, steps: int, per_epoch: int) -> list[float]:
 
 
 def test_a_cycle_is_the_published_triangle() -> None:
-    found = [triangle(i, 8, 0.5, low=0.1) for i in range(1, 9)]
-    assert found == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.2, 0.3, 0.4, 0.5], abs=1e-15)
+    actual = [triangle(i, 8, 0.5, low=0.1) for i in range(1, 9)]
+    assert actual == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.2, 0.3, 0.4, 0.5], abs=1e-15)
     odd = [triangle(i, 5, 1.0, low=0.0) for i in range(1, 6)]
     assert odd == pytest.approx([0.6, 0.2, 0.2, 0.6, 1.0], abs=1e-15)
 
@@ -38,30 +38,30 @@ def test_a_cycle_is_the_published_triangle() -> None:
 def test_fge_rates_of_a_whole_run() -> None:
     """Ten epochs of four steps: four of burn-in, which is constant and falls to α₁, then three cycles of two epochs."""
     method = tb.FGE(epochs=10, optimizer=tb.SGD(0.2), cycle=2, burn_in=0.4, high_lr=0.1, low_lr=0.02)
-    found = rates(method, 40, 4)
-    assert found[:9] == pytest.approx([0.2] * 9, abs=1e-15)
-    assert found[12] == pytest.approx(0.2 - 0.1 * (12 / 16 - 0.5) / 0.4, abs=1e-15)
+    actual = rates(method, 40, 4)
+    assert actual[:9] == pytest.approx([0.2] * 9, abs=1e-15)
+    assert actual[12] == pytest.approx(0.2 - 0.1 * (12 / 16 - 0.5) / 0.4, abs=1e-15)
     for cycle in range(3):
         for i in range(1, 9):
             t = i / 8
             expected = (1 - 2 * t) * 0.1 + 2 * t * 0.02 if t <= 0.5 else (2 - 2 * t) * 0.02 + (2 * t - 1) * 0.1
-            assert found[16 + 8 * cycle + i - 1] == pytest.approx(expected, abs=1e-15)
+            assert actual[16 + 8 * cycle + i - 1] == pytest.approx(expected, abs=1e-15)
     assert list(method.ends(40, 4)) == [20, 28, 36]
     assert list(kept(method, 40, 4)) == [20, 28, 36]
-    assert [found[end - 1] for end in method.ends(40, 4)] == pytest.approx([0.02] * 3, abs=1e-15)
+    assert [actual[end - 1] for end in method.ends(40, 4)] == pytest.approx([0.02] * 3, abs=1e-15)
 
 
 @pytest.mark.parametrize(("steps", "per_epoch", "cycle"), [(50, 5, 1), (70, 7, 1), (45, 3, 1), (63, 7, 3), (11, 1, 2)])
 def test_networks_are_kept_where_the_rate_is_lowest(steps: int, per_epoch: int, cycle: int) -> None:
     method = tb.FGE(epochs=steps // per_epoch, cycle=cycle, burn_in=0.3)
     before, length, count = method.cycles(steps, per_epoch)
-    found = rates(method, steps, per_epoch)
+    actual = rates(method, steps, per_epoch)
     assert before + length * count == steps
     assert before >= round(0.3 * steps)
     assert count == (steps - round(0.3 * steps)) // length
     for number, end in enumerate(method.ends(steps, per_epoch)):
-        own = found[before + number * length : before + (number + 1) * length]
-        assert found[end - 1] == pytest.approx(min(own), abs=1e-16)
+        own = actual[before + number * length : before + (number + 1) * length]
+        assert actual[end - 1] == pytest.approx(min(own), abs=1e-16)
         assert end == before + number * length + math.ceil(length / 2)
 
 
@@ -93,8 +93,8 @@ def test_snapshot_rates_are_the_published_cosine() -> None:
 def test_uneven_snapshot_cycles_end_with_the_run() -> None:
     method = tb.Snapshots(cycles=3)
     assert list(method.ends(20, 4)) == [6, 13, 20]
-    found = rates(method, 20, 4)
-    assert [found[at] for at in (0, 6, 13)] == pytest.approx([3e-3] * 3)
+    actual = rates(method, 20, 4)
+    assert [actual[at] for at in (0, 6, 13)] == pytest.approx([3e-3] * 3)
     assert list(method.ends(2, 2)) == [1, 2]  # a run of fewer steps than cycles
     assert method.needs.draws == 3
 
@@ -268,10 +268,10 @@ def test_data_that_are_not_finite_and_rows_without_weight(kind: Any) -> None:
     with pytest.raises(ValueError, match="NaN"):
         tb.fit(model_of(), (broken, targets), method, callbacks=())
     weighted = tb.Model(made("mlp"), tb.likelihoods.Weighted(tb.likelihoods.Categorical()))
-    found: Any = tb.fit(weighted, (inputs, (targets, torch.ones(24).double())), method, seed=1, callbacks=())
+    actual: Any = tb.fit(weighted, (inputs, (targets, torch.ones(24).double())), method, seed=1, callbacks=())
     unweighted = tb.Model(made("mlp"), tb.likelihoods.Categorical())
     plain: Any = tb.fit(unweighted, (inputs, targets), method, seed=1, callbacks=())
-    torch.testing.assert_close(found.weights_MSD, plain.weights_MSD, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(actual.weights_MSD, plain.weights_MSD, rtol=1e-8, atol=1e-10)
 
 
 def test_a_stopped_run_keeps_the_same_networks(tmp_path: Path) -> None:

@@ -87,12 +87,12 @@ def test_probit_moments_are_their_closed_form() -> None:
     def log_prob(f_QnR: Tensor, some_n: Tensor) -> Tensor:
         return tb.likelihoods.Probit().log_prob(f_QnR, ones[some_n])
 
-    found = tilted(log_prob, m.unsqueeze(1), v.sqrt().view(-1, 1, 1), power=1.0)
-    assert_close(found.log_norm_N, log_z, rtol=1e-9)
-    assert_close(m + v.sqrt() * found.mean_NR[:, 0], mean, rtol=1e-8)
-    assert_close(v * found.covariance_NRR[:, 0, 0], variance, rtol=1e-6)
+    actual = tilted(log_prob, m.unsqueeze(1), v.sqrt().view(-1, 1, 1), power=1.0)
+    assert_close(actual.log_norm_N, log_z, rtol=1e-9)
+    assert_close(m + v.sqrt() * actual.mean_NR[:, 0], mean, rtol=1e-8)
+    assert_close(v * actual.covariance_NRR[:, 0, 0], variance, rtol=1e-6)
     closed = probit(ones[:, 0], m, v.sqrt())
-    for part, other in zip(closed, found, strict=True):
+    for part, other in zip(closed, actual, strict=True):
         assert_close(part, other, rtol=1e-8)
     for part, other in zip(probit(-ones[:, 0], -m, v.sqrt()), closed, strict=True):
         assert_close(part.abs(), other.abs(), rtol=1e-14)
@@ -103,7 +103,7 @@ def test_probit_moments_are_their_closed_form() -> None:
 def test_probit_moments_keep_their_digits_in_the_tails(zeta: float, v: float) -> None:
     """Against 60 digits: ζ + r and 1 − r (ζ + r) are differences of nearly equal numbers there."""
     one = torch.ones(1, dtype=torch.float64)
-    found = probit(one, zeta * math.sqrt(1 + v) * one, math.sqrt(v) * one)
+    actual = probit(one, zeta * math.sqrt(1 + v) * one, math.sqrt(v) * one)
     at = zeta * math.sqrt(1 + v) / math.sqrt(1 + v)  # as rounded
     with mpmath.workdps(60):
         z, wide = mpmath.mpf(at), mpmath.mpf(v)
@@ -111,9 +111,9 @@ def test_probit_moments_keep_their_digits_in_the_tails(zeta: float, v: float) ->
         r = mpmath.npdf(z) / cdf
         exact = mpmath.log(cdf), mpmath.sqrt(wide / (1 + wide)) * r, 1 - wide * r * (z + r) / (1 + wide)
     rounding = 1 + abs(at)  # of ζ, to which logarithms and exponentials of ζ²/2 are sensitive by ζ
-    assert float(found.log_norm_N[0]) == pytest.approx(float(exact[0]), rel=1e-13 * rounding)
-    assert float(found.mean_NR[0, 0]) == pytest.approx(float(exact[1]), rel=1e-14 * rounding**2)
-    assert float(found.covariance_NRR[0, 0, 0]) == pytest.approx(float(exact[2]), rel=1e-12)
+    assert float(actual.log_norm_N[0]) == pytest.approx(float(exact[0]), rel=1e-13 * rounding)
+    assert float(actual.mean_NR[0, 0]) == pytest.approx(float(exact[1]), rel=1e-14 * rounding**2)
+    assert float(actual.covariance_NRR[0, 0, 0]) == pytest.approx(float(exact[2]), rel=1e-12)
 
 
 def test_fits_by_the_closed_form_are_those_by_quadrature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +133,8 @@ def test_fits_by_the_closed_form_are_those_by_quadrature(monkeypatch: pytest.Mon
         return tilted(lambda f, n: log_cdf(signs[n] * f[..., 0]), mean.unsqueeze(1), root.view(-1, 1, 1), power=1.0)
 
     monkeypatch.setattr(factors_module, "probit", by_quadrature)
-    for order, found in zip(ORDERS, closed, strict=True):
-        for part, other in zip(moments(found), moments(fitted(linear(likelihood), data, order=order)), strict=True):
+    for order, actual in zip(ORDERS, closed, strict=True):
+        for part, other in zip(moments(actual), moments(fitted(linear(likelihood), data, order=order)), strict=True):
             assert_close(part, other, rtol=1e-8)
 
 
@@ -143,7 +143,7 @@ def test_narrow_and_wide_factors_have_the_moments_of_the_product(scale: float) -
     """Normal ones, in closed form, that lie up to 9 standard deviations away."""
     at, power, m, v = torch.tensor([[0.0], [9.0], [-4.0]], dtype=torch.float64), 0.6, 0.4, 2.0
     start = torch.full((3, 1), m, dtype=torch.float64)
-    found = tilted(
+    actual = tilted(
         lambda f, n: -0.5 * ((f[..., 0] - at[n, 0]) / scale) ** 2,
         start,
         torch.full((3, 1, 1), math.sqrt(v), dtype=torch.float64),
@@ -151,10 +151,10 @@ def test_narrow_and_wide_factors_have_the_moments_of_the_product(scale: float) -
     )
     variance = 1 / (1 / v + power / scale**2)
     mean = variance * (m / v + power * at[:, 0] / scale**2)
-    assert_close(v * found.covariance_NRR[:, 0, 0], [variance] * 3, rtol=1e-8)
-    assert_close(m + math.sqrt(v) * found.mean_NR[:, 0], mean, rtol=1e-8)
+    assert_close(v * actual.covariance_NRR[:, 0, 0], [variance] * 3, rtol=1e-8)
+    assert_close(m + math.sqrt(v) * actual.mean_NR[:, 0], mean, rtol=1e-8)
     log_z = -0.5 * (at[:, 0] - m) ** 2 / (v + scale**2 / power) + 0.5 * math.log(variance / v)
-    assert_close(found.log_norm_N, log_z, rtol=1e-8, atol=1e-10)
+    assert_close(actual.log_norm_N, log_z, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize(  # `at` are standard deviations from the mean to the bend
@@ -169,7 +169,7 @@ def test_a_logistic_function_however_steep_takes_few_nodes(spread: float, at: fl
 
     mean = at * spread
     ones = torch.ones(1, 1, 1, dtype=torch.float64)
-    found = tilted(log_prob, mean * ones[0], spread * ones, power=1.0)
+    actual = tilted(log_prob, mean * ones[0], spread * ones, power=1.0)
     ends = sorted({
         -12.0,
         12.0,
@@ -185,7 +185,7 @@ def test_a_logistic_function_however_steep_takes_few_nodes(spread: float, at: fl
         )
         norm, first, second = moments_
         expected = [mpmath.log(norm), first / norm, second / norm - (first / norm) ** 2]
-    close = [float(part.flatten()[0]) for part in found]
+    close = [float(part.flatten()[0]) for part in actual]
     assert close == pytest.approx([float(value) for value in expected], rel=1e-9, abs=1e-9)
     assert sum(seen) < 3000
 
@@ -206,28 +206,28 @@ def test_moments_of_several_numbers_are_those_of_a_product_rule() -> None:
         del some_n
         return torch.cat([f_QnR, torch.zeros_like(f_QnR[..., :1])], -1).log_softmax(-1)[..., 1]
 
-    found = tilted(log_prob, mean, root, power=0.7)
+    actual = tilted(log_prob, mean, root, power=0.7)
     axis = torch.linspace(-9, 9, 401, dtype=torch.float64)
     x_Q2 = torch.cartesian_prod(axis, axis)
     value = 0.7 * log_prob((mean + x_Q2 @ root[0].T).unsqueeze(1), mean)[:, 0] - 0.5 * x_Q2.square().sum(1)
     share = value.softmax(0)
     expected = share @ x_Q2
-    assert_close(found.mean_NR[0], expected, rtol=1e-8)
-    assert_close(found.covariance_NRR[0], torch.einsum("q,qi,qj->ij", share, x_Q2, x_Q2) - expected.outer(expected))
+    assert_close(actual.mean_NR[0], expected, rtol=1e-8)
+    assert_close(actual.covariance_NRR[0], torch.einsum("q,qi,qj->ij", share, x_Q2, x_Q2) - expected.outer(expected))
     log_z = value.logsumexp(0) + 2 * math.log(18 / 400) - math.log(2 * math.pi)
-    assert_close(found.log_norm_N[0], log_z, rtol=1e-8)
+    assert_close(actual.log_norm_N[0], log_z, rtol=1e-8)
 
 
 def test_a_cavity_is_the_marginal_without_a_part_of_its_site() -> None:
     covariance = torch.tensor([[[2.0, 0.4], [0.4, 1.0]]], dtype=torch.float64)
     mean, power = torch.tensor([[0.3, -0.8]], dtype=torch.float64), 0.6
     site = Sites(0.3 * covariance, torch.tensor([[1.0, 2.0]]).double(), torch.zeros(1).double())
-    found = cavity(mean, covariance, site, power=power)
+    actual = cavity(mean, covariance, site, power=power)
     precision = torch.linalg.inv(covariance[0]) - power * site.precision_NRR[0]
     shift = torch.linalg.solve(covariance[0], mean[0]) - power * site.shift_NR[0]
-    assert_close((found.root_NRR @ found.root_NRR.mT)[0], torch.linalg.inv(precision))
-    assert_close(found.mean_NR[0], torch.linalg.solve(precision, shift))
-    assert bool(found.proper_N)
+    assert_close((actual.root_NRR @ actual.root_NRR.mT)[0], torch.linalg.inv(precision))
+    assert_close(actual.mean_NR[0], torch.linalg.solve(precision, shift))
+    assert bool(actual.proper_N)
     assert not bool(cavity(mean, covariance, site._replace(precision_NRR=5 * covariance), power=power).proper_N)
 
 
@@ -254,22 +254,22 @@ def test_normal_noise_is_exact_for_every_power(power: float, order: Any, rows: i
 def test_classes_are_close_to_quadrature_and_closer_as_the_power_grows(likelihood: Any) -> None:
     """Variance and evidence fall with the power, and those of EP are nearest (the table of the sources)."""
     exact = quadrature(likelihood, (X, Y))
-    found = [moments(fitted(linear(likelihood), (X, Y), power=a, tolerance=1e-6)) for a in (1.0, 0.5, 1e-3)]
-    evidences = [evidence for evidence, _, _ in found]
-    variances = [float(covariance[0, 0]) for _, _, covariance in found]
+    actual = [moments(fitted(linear(likelihood), (X, Y), power=a, tolerance=1e-6)) for a in (1.0, 0.5, 1e-3)]
+    evidences = [evidence for evidence, _, _ in actual]
+    variances = [float(covariance[0, 0]) for _, _, covariance in actual]
     assert exact[0] > evidences[0] > evidences[1] > evidences[2] > exact[0] - 0.04
     assert float(exact[2][0, 0]) > variances[0] > variances[1] > variances[2] > 0.8 * float(exact[2][0, 0])
-    assert_close(found[0][0], exact[0], rtol=2e-3)
-    assert_close(found[0][1], exact[1], rtol=0.01, atol=0.01)
-    assert_close(found[0][2], exact[2], rtol=0.06, atol=0.01)
+    assert_close(actual[0][0], exact[0], rtol=2e-3)
+    assert_close(actual[0][1], exact[1], rtol=0.01, atol=0.01)
+    assert_close(actual[0][2], exact[2], rtol=0.06, atol=0.01)
 
 
 def test_orders_dampings_and_batches_have_one_fixed_point() -> None:
     model, data = linear(tb.likelihoods.Probit()), (X[:4], Y[:4])
     expected = moments(fitted(model, data))
     for settings in ({"damping": 0.5, "batch_size": 4}, {"order": "sequential", "damping": 0.6}):
-        found = moments(fitted(model, data, tolerance=1e-8, **settings))
-        for one, other in zip(found, expected, strict=True):
+        actual = moments(fitted(model, data, tolerance=1e-8, **settings))
+        for one, other in zip(actual, expected, strict=True):
             assert_close(one, other, rtol=1e-7)
 
 
@@ -345,8 +345,8 @@ def test_other_likelihoods_are_close_to_quadrature(likelihood: Any) -> None:
     if isinstance(likelihood, tb.likelihoods.StudentT):
         y[0] += 8.0  # an outlier, whose site has a negative precision
     exact = quadrature(likelihood, (X, y), reach=8.0)
-    found = moments(fitted(linear(likelihood), (X, y), order="sequential", tolerance=1e-6))
-    for one, other in zip(found, exact, strict=True):
+    actual = moments(fitted(linear(likelihood), (X, y), order="sequential", tolerance=1e-6))
+    for one, other in zip(actual, exact, strict=True):
         assert_close(one, other, rtol=0.05, atol=0.01)
 
 
@@ -395,8 +395,8 @@ def test_a_row_of_weight_w_is_w_rows_and_one_of_weight_0_is_none(order: Any, pow
     rows = (X.repeat_interleave(counts, 0), Y.repeat_interleave(counts, 0))
     holes = torch.where(counts[:, None] == 0, 0.0, Y)
     settings: dict[str, Any] = {"order": order, "power": power, "tolerance": 1e-8}
-    found = moments(fitted(linear(weighted), (X, (holes, counts.double())), **settings))
-    for one, other in zip(found, moments(fitted(linear(plain), rows, **settings)), strict=True):
+    actual = moments(fitted(linear(weighted), (X, (holes, counts.double())), **settings))
+    for one, other in zip(actual, moments(fitted(linear(plain), rows, **settings)), strict=True):
         assert_close(one, other, rtol=1e-7)
 
 
@@ -406,21 +406,21 @@ def test_a_weighted_row_in_turn_counts_for_the_rows_after_it() -> None:
     model = linear(tb.likelihoods.Weighted(tb.likelihoods.Bernoulli()))
     settings: dict[str, Any] = {"order": "sequential", "sweeps": 1, "damping": 1.0}
     one, other = (moments(fitted(model, (X, (Y, weights)), batch_size=size, **settings)) for size in (1, 12))
-    for found, expected in zip(one, other, strict=True):
-        assert_close(found, expected, rtol=1e-9)
+    for actual, expected in zip(one, other, strict=True):
+        assert_close(actual, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("tempering", ["joint", "likelihood"])
 def test_the_tempered_posterior_of_a_linear_model_is_exact(tempering: Any) -> None:
     x, y, t = normal(20, 3, seed=4), normal(20, 1, seed=5), 0.3
     model = linear(tb.likelihoods.Gaussian(0.5), 3, temperature=t, tempering=tempering)
-    found = fitted(model, (x, y))
+    actual = fitted(model, (x, y))
     design = torch.cat([x, torch.ones(20, 1)], 1)
     prior = torch.eye(4) / WIDE**2 / (t if tempering == "joint" else 1)
     precision = design.T @ design / 0.25 / t + prior
-    assert_close(found.covariance.dense()[0], torch.linalg.inv(precision))
+    assert_close(actual.covariance.dense()[0], torch.linalg.inv(precision))
     with pytest.raises(ValueError, match="no estimate of the log evidence"):
-        found.log_evidence()
+        actual.log_evidence()
 
 
 @pytest.mark.parametrize("order", ["parallel", pytest.param("sequential", marks=pytest.mark.study)])
@@ -433,9 +433,9 @@ def test_a_temperature_is_a_power_of_the_likelihood(order: Any) -> None:
             return super().log_prob(outputs, targets) / 0.5
 
     model = linear(tb.likelihoods.Bernoulli(), temperature=0.5, tempering="likelihood")
-    found, exact = fitted(model, (X, Y), order=order, tolerance=1e-5), quadrature(Powered(), (X, Y))
-    assert_close(found.mean_MD[0], exact[1], rtol=0.02)
-    assert_close(found.covariance.dense()[0], exact[2], rtol=0.1, atol=0.02)
+    actual, exact = fitted(model, (X, Y), order=order, tolerance=1e-5), quadrature(Powered(), (X, Y))
+    assert_close(actual.mean_MD[0], exact[1], rtol=0.02)
+    assert_close(actual.covariance.dense()[0], exact[2], rtol=0.1, atol=0.02)
 
 
 @pytest.mark.parametrize("likelihood", [tb.likelihoods.Gaussian(0.5), tb.likelihoods.Probit()])
@@ -447,15 +447,15 @@ def test_constant_biases_and_features_are_offsets(likelihood: Any) -> None:
     x = normal(20, 2, seed=4)
     y = (x[:, :1] > 0).double()
     model = tb.Model(net, likelihood, tb.priors.Normal(WIDE), random="4.weight")
-    found = fitted(model, (x, y))
+    actual = fitted(model, (x, y))
     features, bias = net[:4].eval()(x).detach(), net[4].bias.item()  # type: ignore[union-attr]
     if isinstance(likelihood, tb.likelihoods.Gaussian):
         module, targets = nn.Linear(3, 1, bias=False).double(), y - bias
         plain = tb.Model(module, likelihood, tb.priors.Normal(WIDE))
-        for one, other in zip(moments(found), moments(fitted(plain, (features, targets))), strict=True):
+        for one, other in zip(moments(actual), moments(fitted(plain, (features, targets))), strict=True):
             assert_close(one, other)
-    mean, covariance = found.mean_MD[0], found.covariance.dense()[0]
-    prediction = tb.predict(found, x)
+    mean, covariance = actual.mean_MD[0], actual.covariance.dense()[0]
+    prediction = tb.predict(actual, x)
     m = (features @ mean) + bias
     variance = torch.einsum("bi,ij,bj->b", features, covariance, features)
     if isinstance(likelihood, tb.likelihoods.Probit):
@@ -468,16 +468,16 @@ def test_filtering_in_pieces_is_exact_for_normal_noise_and_sees_each_row_once() 
     """One sweep in turn, its posterior the prior of the next rows; evidences add up."""
     x, y = normal(30, 3, seed=4), normal(30, 1, seed=5)
     whole = moments(fitted(linear(tb.likelihoods.Gaussian(0.5), 3), (x, y)))
-    model, found = linear(tb.likelihoods.Gaussian(0.5), 3), []
+    model, actual = linear(tb.likelihoods.Gaussian(0.5), 3), []
     filtering: dict[str, Any] = {"tolerance": 1e-4, "sweeps": 1, "order": "sequential"}
     for start in range(0, 30, 10):
         posterior = fitted(model, (x[start : start + 10], y[start : start + 10]), **filtering)
         assert not posterior.problems
-        found.append(moments(posterior))
+        actual.append(moments(posterior))
         model = linear(tb.likelihoods.Gaussian(0.5), 3, prior=tb.as_prior(posterior))
-    assert_close(sum(evidence for evidence, _, _ in found), whole[0])
-    assert_close(found[-1][1], whole[1])
-    assert_close(found[-1][2], whole[2])
+    assert_close(sum(evidence for evidence, _, _ in actual), whole[0])
+    assert_close(actual[-1][1], whole[1])
+    assert_close(actual[-1][2], whole[2])
 
 
 def test_filtering_of_probit_is_its_closed_form() -> None:
@@ -491,10 +491,10 @@ def test_filtering_of_probit_is_its_closed_form() -> None:
         total += stats.norm.logcdf(zeta)
         mean = mean + along * y * ratio / root
         covariance = covariance - along.outer(along) * ratio * (zeta + ratio) / root**2
-    found = moments(fitted(linear(tb.likelihoods.Probit()), (X, Y), order="sequential", sweeps=1))
-    assert_close(found[0], total, rtol=1e-9)
-    assert_close(found[1], mean, rtol=1e-7)
-    assert_close(found[2], covariance, rtol=1e-7)
+    actual = moments(fitted(linear(tb.likelihoods.Probit()), (X, Y), order="sequential", sweeps=1))
+    assert_close(actual[0], total, rtol=1e-9)
+    assert_close(actual[1], mean, rtol=1e-7)
+    assert_close(actual[2], covariance, rtol=1e-7)
 
 
 def test_filtering_of_classes_goes_on_where_it_was() -> None:
@@ -519,13 +519,13 @@ def test_correlated_priors_count_as_they_are() -> None:
     root = torch.tensor([[1.0, 0.6], [0.0, 0.5]], dtype=torch.float64)
     model = linear(tb.likelihoods.Gaussian(0.4), prior=Joint(torch.tensor([0.3, -0.2]).double(), Dense(root[None])))
     y = X + 0.4 * normal(ROWS, 1, seed=3)
-    found = moments(fitted(model, (X, y)))
+    actual = moments(fitted(model, (X, y)))
     design = torch.cat([X, torch.ones_like(X)], 1)
     marginal = design @ root @ root.T @ design.T + 0.16 * torch.eye(ROWS, dtype=torch.float64)
     expected = MultivariateNormal(design @ torch.tensor([0.3, -0.2]).double(), marginal).log_prob(y[:, 0])
-    assert_close(found[0], expected)
+    assert_close(actual[0], expected)
     precision = torch.linalg.inv(root @ root.T) + design.T @ design / 0.16
-    assert_close(found[2], torch.linalg.inv(precision))
+    assert_close(actual[2], torch.linalg.inv(precision))
 
 
 # --- the run
@@ -558,9 +558,9 @@ def test_interrupted_and_resumed_equals_uninterrupted(order: Any, tmp_path: Path
 
 def test_networks_in_single_precision_give_such_posteriors() -> None:
     model = tb.Model(nn.Linear(1, 1), tb.likelihoods.Bernoulli(), tb.priors.Normal(WIDE))
-    found = fitted(model, (X.float(), Y.float()))
-    assert found.mean_MD.dtype == torch.float32
-    assert_close(found.mean_MD[0], fitted(linear(tb.likelihoods.Bernoulli()), (X, Y)).mean_MD[0].float(), rtol=1e-5)
+    actual = fitted(model, (X.float(), Y.float()))
+    assert actual.mean_MD.dtype == torch.float32
+    assert_close(actual.mean_MD[0], fitted(linear(tb.likelihoods.Bernoulli()), (X, Y)).mean_MD[0].float(), rtol=1e-5)
 
 
 def test_sweeps_that_do_not_suffice_and_sites_left_out_are_problems() -> None:
@@ -577,8 +577,8 @@ def test_sweeps_that_do_not_suffice_and_sites_left_out_are_problems() -> None:
         tb.fit(linear(tb.likelihoods.StudentT(1.0, 0.02), 5), (x, y), tb.EP(5e-1, "sequential", sweeps=3), callbacks=())
     nothing = linear(tb.likelihoods.Weighted(tb.likelihoods.Bernoulli()))
     with pytest.warns(ProblemWarning, match="no row counts"):
-        found = tb.fit(nothing, (X, (Y, torch.zeros(ROWS).double())), tb.EP(), callbacks=())
-    assert_close(found.tensors()["mean_MD"], torch.zeros(1, 2))
+        actual = tb.fit(nothing, (X, (Y, torch.zeros(ROWS).double())), tb.EP(), callbacks=())
+    assert_close(actual.tensors()["mean_MD"], torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize(

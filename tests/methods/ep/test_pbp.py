@@ -35,9 +35,9 @@ def net(outputs: int = 1, hidden: tuple[int, ...] = (20,), dtype: torch.dtype = 
 
 
 def fitted(model: tb.Model, data: Any = TRAIN, *, seed: int = 0, start: Any = None, **settings: Any) -> tb.Gaussian:
-    found = tb.fit(model, data, tb.PBP(**settings), seed=seed, callbacks=(), start=start)
-    assert isinstance(found, tb.Gaussian)
-    return found
+    actual = tb.fit(model, data, tb.PBP(**settings), seed=seed, callbacks=(), start=start)
+    assert isinstance(actual, tb.Gaussian)
+    return actual
 
 
 # --- exact answers
@@ -49,13 +49,13 @@ def test_orthogonal_rows_of_a_linear_model_give_the_exact_posterior() -> None:
     targets = torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64)
     module = nn.Linear(3, 1, bias=False).double()
     model = tb.Model(module, tb.likelihoods.Gaussian(noise), Normal(scale, loc=0.3))
-    found = fitted(model, (inputs, targets), epochs=1, prior="model")
+    actual = fitted(model, (inputs, targets), epochs=1, prior="model")
     precision = 4 / noise**2 + 1 / scale**2
     expected = (2 * targets[:, 0] / noise**2 + 0.3 / scale**2) / precision
-    torch.testing.assert_close(found.mean_MD[0], expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.covariance.diagonal()[0], torch.full((3,), 1 / precision).double())
+    torch.testing.assert_close(actual.mean_MD[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(actual.covariance.diagonal()[0], torch.full((3,), 1 / precision).double())
     exact = torch.distributions.Normal(inputs @ expected, math.sqrt(4 / precision + noise**2)).log_prob(targets[:, 0])
-    seen = tb.predict(tb.Propagated(found), inputs).log_prob(targets)
+    seen = tb.predict(tb.Propagated(actual), inputs).log_prob(targets)
     torch.testing.assert_close(seen, exact, rtol=1e-10, atol=1e-10)
 
 
@@ -63,8 +63,8 @@ def test_the_first_pass_ends_with_the_prior_in_the_place_of_the_start() -> None:
     """Weights that no row has told of, of inputs that are zero, keep the prior: not what they started at."""
     inputs = torch.cat([INPUTS[:, :2], torch.zeros(ROWS, 1, dtype=torch.float64)], 1)
     model = tb.Model(net(), tb.likelihoods.Gaussian(0.1), Normal(0.5))
-    found = fitted(model, (inputs, TARGETS), epochs=1, prior="model")
-    means, variances = (model.split(t)[0]["1.weight"][0, :, 2] for t in (found.mean_MD, found.covariance.diagonal()))
+    actual = fitted(model, (inputs, TARGETS), epochs=1, prior="model")
+    means, variances = (model.split(t)[0]["1.weight"][0, :, 2] for t in (actual.mean_MD, actual.covariance.diagonal()))
     torch.testing.assert_close(means, torch.zeros(20).double(), rtol=0, atol=1e-15)
     torch.testing.assert_close(variances, torch.full((20,), 0.25).double(), rtol=1e-15, atol=0)
 
@@ -78,13 +78,13 @@ def test_weights_of_the_paper_are_these_over_their_prior_scales() -> None:
     log_z = torch.distributions.Normal(mean, (variance + 0.2).sqrt()).log_prob(TARGETS[:1]).sum()
     by_mean_D, by_variance_D = torch.autograd.grad(log_z, (mean_D, variance_D))
     mean_D, variance_D = mean_D.detach(), variance_D.detach()
-    found = Beliefs((scale_D * mean_D).unsqueeze(0), (scale_D**2 * variance_D).unsqueeze(0))
+    actual = Beliefs((scale_D * mean_D).unsqueeze(0), (scale_D**2 * variance_D).unsqueeze(0))
     rows = Rows(INPUTS[:1].unsqueeze(0), TARGETS[:1].unsqueeze(0))
-    propagate(layers, found, torch.tensor([0.2], dtype=torch.float64), rows=rows)
+    propagate(layers, actual, torch.tensor([0.2], dtype=torch.float64), rows=rows)
     moved_D = mean_D + variance_D * by_mean_D
     left_D = variance_D - variance_D.square() * (by_mean_D.square() - 2 * by_variance_D)
-    torch.testing.assert_close(found.mean_MD[0] / scale_D, moved_D, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(found.variance_MD[0] / scale_D**2, left_D, rtol=1e-10, atol=0)
+    torch.testing.assert_close(actual.mean_MD[0] / scale_D, moved_D, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(actual.variance_MD[0] / scale_D**2, left_D, rtol=1e-10, atol=0)
 
 
 def test_half_a_stream_after_the_other_is_one_pass() -> None:
@@ -126,26 +126,26 @@ def test_noise_is_found() -> None:
     inputs = normal(1200, 3, seed=8)
     values = inputs[:, :1].abs() - 0.5 * inputs[:, 1:2]
     targets = values + 0.3 * normal(1200, 1, seed=9)
-    found = fitted(tb.Model(net(), Learned, Normal(0.5)), (inputs[:800], targets[:800]), epochs=30)
-    scale = float(found.mean_MD[0, -1].exp())
+    actual = fitted(tb.Model(net(), Learned, Normal(0.5)), (inputs[:800], targets[:800]), epochs=30)
+    scale = float(actual.mean_MD[0, -1].exp())
     assert 0.25 < scale < 0.36
     test = (inputs[800:], targets[800:])
-    closed, drawn = tb.evaluate(tb.Propagated(found), test).metrics, tb.evaluate(found, test, draws=200).metrics
+    closed, drawn = tb.evaluate(tb.Propagated(actual), test).metrics, tb.evaluate(actual, test, draws=200).metrics
     best = 0.5 + math.log(0.3 * math.sqrt(2 * math.pi))
     assert closed["nll"] < best + 0.1
     assert closed["nll"] == pytest.approx(drawn["nll"], abs=0.02)
-    assert not found.problems
+    assert not actual.problems
 
 
 def test_closed_form_meets_draws() -> None:
-    found = fitted(tb.Model(net(), Learned, Normal(0.5)), epochs=3, members=2)
-    closed, drawn = tb.predict(tb.Propagated(found), INPUTS), tb.predict(found, INPUTS, draws=20_000)
+    actual = fitted(tb.Model(net(), Learned, Normal(0.5)), epochs=3, members=2)
+    closed, drawn = tb.predict(tb.Propagated(actual), INPUTS), tb.predict(actual, INPUTS, draws=20_000)
     assert closed.draws == 2
     spread = drawn.epistemic.sqrt()
     assert ((closed.mean - drawn.mean) / spread).abs().max() < 0.05
     torch.testing.assert_close(closed.epistemic, drawn.epistemic, rtol=0.15, atol=0)
     torch.testing.assert_close(closed.aleatoric, drawn.aleatoric, rtol=0.02, atol=0)
-    parts = tb.predict(tb.Propagated(found), INPUTS, chunk_size=7)
+    parts = tb.predict(tb.Propagated(actual), INPUTS, chunk_size=7)
     torch.testing.assert_close(parts.outputs_SBK, closed.outputs_SBK, rtol=1e-12, atol=1e-12)
 
 
@@ -197,8 +197,8 @@ def test_starts_are_the_networks_and_layers_have_their_own_prior() -> None:
 def test_several_outputs_with_a_noise_each() -> None:
     targets = torch.cat([TARGETS, 3 * INPUTS[:, 2:] + 0.5 * normal(ROWS, 1, seed=5)], 1)
     model = tb.Model(net(2), tb.likelihoods.Gaussian("learned", outputs=2), Normal(0.5))
-    found = fitted(model, (INPUTS, targets), epochs=20)
-    scales = found.mean_MD[0, -2:].exp()
+    actual = fitted(model, (INPUTS, targets), epochs=20)
+    scales = actual.mean_MD[0, -2:].exp()
     assert scales[0] < scales[1]
     one = fitted(tb.Model(net(2), Learned, Normal(0.5)), (INPUTS, targets), epochs=2)
     assert one.mean_MD.shape == (1, 20 * 4 + 42 + 1)
@@ -228,8 +228,8 @@ def test_a_row_of_weight_zero_has_no_effect_and_one_of_two_more() -> None:
 
 
 def test_members_differ_by_start_and_order() -> None:
-    found = fitted(tb.Model(net(), Learned, Normal(0.5)), epochs=2, members=2)
-    assert not torch.allclose(found.mean_MD[0], found.mean_MD[1])
+    actual = fitted(tb.Model(net(), Learned, Normal(0.5)), epochs=2, members=2)
+    assert not torch.allclose(actual.mean_MD[0], actual.mean_MD[1])
     linear = fitted(tb.Model(nn.Linear(3, 1).double(), Learned, Normal(0.5)), epochs=1, members=2)
     difference = (linear.mean_MD[0] - linear.mean_MD[1]).abs().max()
     assert 0 < difference < 0.2  # the order of the rows alone
@@ -238,10 +238,10 @@ def test_members_differ_by_start_and_order() -> None:
 def test_a_float32_network_gives_float32_and_nearly_the_same() -> None:
     double = fitted(tb.Model(net(), Learned, Normal(0.5)), epochs=5)
     single = tb.Model(net(dtype=torch.float32), Learned, Normal(0.5))
-    found = fitted(single, tuple(t.float() for t in TRAIN), epochs=5)
-    assert found.mean_MD.dtype == found.covariance.diagonal().dtype == torch.float32
+    actual = fitted(single, tuple(t.float() for t in TRAIN), epochs=5)
+    assert actual.mean_MD.dtype == actual.covariance.diagonal().dtype == torch.float32
     expected = tb.predict(tb.Propagated(double), INPUTS).mean
-    seen = tb.predict(tb.Propagated(found), INPUTS.float()).mean
+    seen = tb.predict(tb.Propagated(actual), INPUTS.float()).mean
     assert (expected - seen).square().mean().sqrt() < 0.1  # from a start of other bits
 
 
@@ -320,8 +320,8 @@ def test_targets_on_another_scale_are_a_problem() -> None:
     """A noise of 0.01 under targets of thousands: updates are undone, or the residuals are beyond all noise."""
     model = tb.Model(net(), tb.likelihoods.Gaussian(0.01), Normal(0.5))
     with pytest.warns(tb.ProblemWarning, match="targets, network and noise are probably not on one scale"):
-        found = fitted(model, (INPUTS, 5000 * TARGETS), epochs=3)
-    assert found.problems
+        actual = fitted(model, (INPUTS, 5000 * TARGETS), epochs=3)
+    assert actual.problems
 
 
 def test_values_beyond_floating_point_end_the_run() -> None:
@@ -335,5 +335,5 @@ def test_one_row_and_one_weight() -> None:
     single = fitted(tb.Model(net(), tb.likelihoods.Gaussian(0.3), Normal(0.5)), (INPUTS[:1], TARGETS[:1]), epochs=2)
     assert torch.isfinite(single.mean_MD).all()
     model = tb.Model(nn.Linear(1, 1, bias=False).double(), Learned, Normal(1.0))
-    found = fitted(model, (INPUTS[:, :1], 2 * INPUTS[:, :1] + 0.1 * normal(ROWS, 1)), epochs=5)
-    assert float(found.mean_MD[0, 0]) == pytest.approx(2.0, abs=0.1)
+    actual = fitted(model, (INPUTS[:, :1], 2 * INPUTS[:, :1] + 0.1 * normal(ROWS, 1)), epochs=5)
+    assert float(actual.mean_MD[0, 0]) == pytest.approx(2.0, abs=0.1)

@@ -171,11 +171,11 @@ def test_the_objective_is_unbiased(kind: Transform) -> None:
     parameters = parameters_of(kind, bend=0.3)
     family, mean_MD = family_of(kind), parameters[:, :2]
     about: dict[str, Any] = {"layers": 3, "hidden": 5, "bins": 4}
-    found = tb.FlowPosterior(linear(), mean_MD, parameters[:, 2:4].exp(), parameters[:, 4:], transform=kind, **about)
+    actual = tb.FlowPosterior(linear(), mean_MD, parameters[:, 2:4].exp(), parameters[:, 4:], transform=kind, **about)
     assert family.num_parameters == parameters.shape[1] - 4
     count = 321 if kind == "spline" else 161  # whose density has kinks
     points = torch.cartesian_prod(*[torch.linspace(-4, 4, count, dtype=torch.float64)] * 2)
-    log_q = found.log_prob(points)
+    log_q = actual.log_prob(points)
     posterior, evidence = exact()
     mass = log_q.exp() * (8 / (count - 1)) ** 2
     assert float(mass.sum()) == pytest.approx(1, abs=5e-3)
@@ -211,10 +211,10 @@ def test_the_state_before_the_first_step_is_a_narrow_normal(kind: Transform) -> 
     weights_MD = normal(2, 2, seed=5)
     density = LogDensity(model, ROWS, None, training=True)
     state = method.init(density, weights_MD, {}, seeds=[1, 2], steps_per_epoch=1)
-    found = method.posterior(density, state)
+    actual = method.posterior(density, state)
     points = weights_MD[0] + 0.3 * normal(20, 2, seed=6)
     each = Normal(weights_MD.unsqueeze(1), 0.3).log_prob(points).sum(-1)
-    torch.testing.assert_close(found.log_prob(points), each.logsumexp(0) - math.log(2))
+    torch.testing.assert_close(actual.log_prob(points), each.logsumexp(0) - math.log(2))
 
 
 # --- fits
@@ -251,8 +251,8 @@ def linear_fit(kind: str) -> Any:
 def test_bounds_of_a_linear_model_are_close_below_its_evidence(kind: str) -> None:
     """Correlations of a normal posterior are within reach of every flow but the radial one, which beats mean field."""
     posterior, evidence = exact()
-    found = linear_fit(kind)
-    log_q = found.log_prob(POINTS)
+    actual = linear_fit(kind)
+    log_q = actual.log_prob(POINTS)
     mass = log_q.exp() * STEP
     reached = float((mass * (posterior.log_prob(POINTS) + evidence - log_q)).sum())
     precision = posterior.precision_matrix
@@ -286,9 +286,9 @@ BENT = {("spline", "banana")}
     ],
 )
 def test_every_flow_beats_a_dense_normal_where_the_posterior_is_bent(kind: str, name: str) -> None:
-    found, gaussian = bent_fit(kind, name), bent_fit("dense", name)
+    actual, gaussian = bent_fit(kind, name), bent_fit("dense", name)
     evidence = float((log_joint(name, POINTS).exp() * STEP).sum().log())
-    reached, dense = (bound(name, q.log_prob(POINTS)) for q in (found, gaussian))
+    reached, dense = (bound(name, q.log_prob(POINTS)) for q in (actual, gaussian))
     assert dense + 0.05 < reached < evidence + 1e-3
 
 
@@ -298,9 +298,9 @@ def test_importance_ratios_of_a_spline_are_more_equal() -> None:
     """On average; far out, where nothing is trained, a spline has any tail: its k-hat is 0.3 to 1.0, by the seed."""
     spread = {}
     for kind in ("dense", "spline"):
-        found = bent_fit(kind, "banana")
-        weights = found.sample(40_000, seed=0)
-        ratios = log_joint("banana", weights) - found.log_prob(weights)
+        actual = bent_fit(kind, "banana")
+        weights = actual.sample(40_000, seed=0)
+        ratios = log_joint("banana", weights) - actual.log_prob(weights)
         spread[kind] = float((ratios - ratios.median()).abs().mean())
     assert spread["spline"] < 0.75 * spread["dense"]
 
@@ -314,30 +314,30 @@ def test_a_subspace_is_a_model_with_few_weights(tmp_path: Path) -> None:
     swag = tb.fit(model, (inputs, targets), tb.SWAG(rank=5, epochs=120, optimizer=tb.Adam(0.05)), callbacks=())
     space = tb.Subspace.spanned(model, swag.sample(30), 3)
     method = tb.NormalizingFlow(layers=4, epochs=50, kl_weight=1.0, optimizer=tb.Adam(0.03), draws=4)
-    found = tb.fit(model, (inputs, targets), method, space=space, callbacks=())
-    assert isinstance(found, tb.InSubspace)
-    assert isinstance(found.inner, tb.FlowPosterior)
-    assert found.inner.mean_MD.shape == (1, 3)
-    assert tb.evaluate(found, (inputs, targets)).metrics["rmse"] < 0.2
-    loaded = tb.load(found.save(tmp_path / "q.safetensors"), model)
-    assert torch.equal(loaded.sample(5, seed=1), found.sample(5, seed=1))
-    coordinates = found.inner.sample(5, seed=1)
-    torch.testing.assert_close(space.lift(coordinates), found.sample(5, seed=1))
-    assert bool(torch.isfinite(found.inner.log_prob(coordinates)).all())
-    judged = tb.diagnose(found.inner, inputs, targets, draws=50)
-    drawn = found.inner.sample(50)
-    joint = torch.stack([found.inner.model.log_joint(u, tb.Batch(inputs, targets), 40) for u in drawn])
-    torch.testing.assert_close(judged.log_ratios_S, joint - found.inner.log_prob(drawn), rtol=1e-4, atol=1e-3)
+    actual = tb.fit(model, (inputs, targets), method, space=space, callbacks=())
+    assert isinstance(actual, tb.InSubspace)
+    assert isinstance(actual.inner, tb.FlowPosterior)
+    assert actual.inner.mean_MD.shape == (1, 3)
+    assert tb.evaluate(actual, (inputs, targets)).metrics["rmse"] < 0.2
+    loaded = tb.load(actual.save(tmp_path / "q.safetensors"), model)
+    assert torch.equal(loaded.sample(5, seed=1), actual.sample(5, seed=1))
+    coordinates = actual.inner.sample(5, seed=1)
+    torch.testing.assert_close(space.lift(coordinates), actual.sample(5, seed=1))
+    assert bool(torch.isfinite(actual.inner.log_prob(coordinates)).all())
+    judged = tb.diagnose(actual.inner, inputs, targets, draws=50)
+    drawn = actual.inner.sample(50)
+    joint = torch.stack([actual.inner.model.log_joint(u, tb.Batch(inputs, targets), 40) for u in drawn])
+    torch.testing.assert_close(judged.log_ratios_S, joint - actual.inner.log_prob(drawn), rtol=1e-4, atol=1e-3)
 
 
 def test_only_weights_that_are_random_have_a_flow() -> None:
     net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
     model = tb.Model(net, tb.likelihoods.Categorical(), random="2.*")
     data = (normal(30, 3, dtype=torch.float32), torch.arange(30) % 2)
-    found = tb.fit(model, data, tb.NormalizingFlow("radial", epochs=3, kl_weight=1.0), callbacks=())
-    assert isinstance(found, tb.FlowPosterior)
-    assert found.mean_MD.shape == (1, 18)
-    torch.testing.assert_close(tb.predict(found, data[0]).probs.sum(-1), torch.ones(30))
+    actual = tb.fit(model, data, tb.NormalizingFlow("radial", epochs=3, kl_weight=1.0), callbacks=())
+    assert isinstance(actual, tb.FlowPosterior)
+    assert actual.mean_MD.shape == (1, 18)
+    torch.testing.assert_close(tb.predict(actual, data[0]).probs.sum(-1), torch.ones(30))
 
 
 # --- hostile inputs
@@ -355,9 +355,9 @@ def test_only_weights_that_are_random_have_a_flow() -> None:
 def test_one_weight_and_one_row(kind: Transform, dtype: torch.dtype) -> None:
     model = tb.Model(nn.Linear(1, 1, bias=False).to(dtype), tb.likelihoods.Gaussian(1.0))
     method = tb.NormalizingFlow(kind, epochs=20, kl_weight=1.0, layers=2, draws=3, initial_scale=0.5)
-    found = tb.fit(model, (torch.ones(1, 1, dtype=dtype), torch.ones(1, 1, dtype=dtype)), method, callbacks=())
-    assert found.sample(4).dtype == model.network.dtype
-    assert bool(torch.isfinite(found.sample(4)).all())
+    actual = tb.fit(model, (torch.ones(1, 1, dtype=dtype), torch.ones(1, 1, dtype=dtype)), method, callbacks=())
+    assert actual.sample(4).dtype == model.network.dtype
+    assert bool(torch.isfinite(actual.sample(4)).all())
 
 
 @needs_zuko
@@ -379,8 +379,8 @@ def test_held_out_rows_choose_the_weight_of_the_divergence() -> None:
     data = (inputs, inputs.sum(1, keepdim=True))
     model = tb.Model(nn.Linear(2, 1), tb.likelihoods.Gaussian(1.0))
     method = tb.NormalizingFlow(epochs=20, layers=2, optimizer=tb.Adam(0.03))
-    found = tb.fit(model, data, method, callbacks=())
-    assert isinstance(found, tb.FlowPosterior)
+    actual = tb.fit(model, data, method, callbacks=())
+    assert isinstance(actual, tb.FlowPosterior)
     assert is_open(tb.NormalizingFlow())
     assert not tb.NormalizingFlow(kl_weight=tb.WarmUp()).choices
 
@@ -409,13 +409,13 @@ def _posterior(scale: float, mean: float = 0.0) -> tb.FlowPosterior:
 )
 def test_what_cannot_be_trusted_is_said(scale: float, mean: float, said: str | None) -> None:
     source = as_source(linear(), (X, X @ torch.tensor([[0.1], [0.2]], dtype=torch.float64)), ROWS)
-    found = Drawn().problems(Case(_posterior(scale, mean), source, NoHistory()))
-    assert (not found) if said is None else said in " ".join(found)
+    actual = Drawn().problems(Case(_posterior(scale, mean), source, NoHistory()))
+    assert (not actual) if said is None else said in " ".join(actual)
 
 
 def test_a_good_fit_has_no_problems() -> None:
-    found = linear_fit("planar")
-    assert found.problems == ()
+    actual = linear_fit("planar")
+    assert actual.problems == ()
 
 
 def test_the_density_of_a_joint_prior_counts_once() -> None:

@@ -116,24 +116,24 @@ def told(intercept: float, slope: float, scale: float) -> dict[str, float]:
 def test_the_bound_is_that_of_the_marginal_where_the_auxiliary_is_exact() -> None:
     slope = SLOPE * SCALE**2 / VARIANCE
     auxiliary = told(MEAN - slope * MEAN * SLOPE, slope, math.sqrt(SCALE**2 - SLOPE**2 * SCALE**4 / VARIANCE))
-    found, error = bound(**auxiliary)
+    actual, error = bound(**auxiliary)
     assert error < 0.06
-    assert found == pytest.approx(elbo_of_the_marginal(), abs=error)
-    assert found < log_evidence()
+    assert actual == pytest.approx(elbo_of_the_marginal(), abs=error)
+    assert actual < log_evidence()
 
 
 def test_an_auxiliary_that_ignores_weights_costs_the_mutual_information() -> None:
-    found, error = bound(**told(MEAN, 0.0, SCALE))
+    actual, error = bound(**told(MEAN, 0.0, SCALE))
     information = 0.5 * math.log(VARIANCE / SPREAD**2)
     assert information > 5 * error
-    assert found == pytest.approx(elbo_of_the_marginal() - information, abs=error)
+    assert actual == pytest.approx(elbo_of_the_marginal() - information, abs=error)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.study) for seed in (1, 2))])
 def test_any_other_auxiliary_costs_its_divergence(seed: int) -> None:
     """ELBO − bound = E KL(q(z | w) ‖ r(z | w)), integrated over w."""
     a, b, c, d, ell = (float(x) for x in normal(5, seed=seed) * torch.tensor([0.5, 0.5, 1.0, 0.3, 0.2]))
-    found, error = bound(a=1 + a, b=b, c=c, d=d, l=ell - 0.5)
+    actual, error = bound(a=1 + a, b=b, c=c, d=d, l=ell - 0.5)
     w = torch.linspace(-8, 8, 4001, dtype=torch.float64)
     mass = Normal(MEAN * SLOPE, math.sqrt(VARIANCE)).log_prob(w).exp() * float(w[1] - w[0])
     slope = SLOPE * SCALE**2 / VARIANCE
@@ -143,8 +143,8 @@ def test_any_other_auxiliary_costs_its_divergence(seed: int) -> None:
     )
     r = Normal(1 + a + b * torch.tanh(c * w), torch.exp(ell - 0.5 + d * torch.tanh(c * w)))
     lost = float((mass * torch.distributions.kl_divergence(exact, r)).sum())
-    assert found == pytest.approx(elbo_of_the_marginal() - lost, abs=error)
-    assert found < log_evidence()
+    assert actual == pytest.approx(elbo_of_the_marginal() - lost, abs=error)
+    assert actual < log_evidence()
 
 
 # --- networks
@@ -192,19 +192,19 @@ def test_the_gradient_is_that_of_the_objective(name: str, estimator: Any, prior:
 def test_layers_that_take_distributions_have_the_same_expectation_and_less_noise(name: str, estimator: Any) -> None:
     model, data = classifier(name)
     parameters = parameters_of(model, bend=0.2)
-    found = {
+    actual = {
         way: objective(model, parameters, data, draws=1, estimator=way, seeds=range(80))[1]
         for way in ("weights", estimator)
     }
-    error = torch.stack([part.var(0) / len(part) for part in found.values()]).sum(0).sqrt()
-    z = (found["weights"].mean(0) - found[estimator].mean(0)) / error.clamp_min(1e-12)
+    error = torch.stack([part.var(0) / len(part) for part in actual.values()]).sum(0).sqrt()
+    z = (actual["weights"].mean(0) - actual[estimator].mean(0)) / error.clamp_min(1e-12)
     assert float(z.abs().max()) < 5
     assert float(z.square().mean()) < 1.6
     chosen, own = (objective(model, parameters, data, draws=2, estimator=way)[1] for way in ("auto", estimator))
     if name == "dense":  # where every layer has one position, and `auto` is local noise
         assert torch.equal(chosen, own)
     size = model.layout.size  # of the means, whose gradient the noise of the weights reaches
-    assert float(found[estimator][:, :size].var(0).mean()) < 0.95 * float(found["weights"][:, :size].var(0).mean())
+    assert float(actual[estimator][:, :size].var(0).mean()) < 0.95 * float(actual["weights"][:, :size].var(0).mean())
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -213,11 +213,11 @@ def test_the_auxiliary_begins_as_the_law_of_the_multipliers(name: str) -> None:
     own, parameters = family_of(model).multipliers, parameters_of(model)
     size = model.layout.size
     noise = normal(1, 2000, own.noise_size, seed=5)
-    found = own.draw(
+    actual = own.draw(
         parameters[:, :size], parameters[:, size : 2 * size].exp(), parameters[:, 2 * size :], noise_MSE=noise
     )
-    torch.testing.assert_close(found.free_MS, torch.zeros(1, 2000, dtype=torch.float64), rtol=0, atol=1e-10)
-    factors = (found.mean_MSD / parameters[:, None, :size])[0]
+    torch.testing.assert_close(actual.free_MS, torch.zeros(1, 2000, dtype=torch.float64), rtol=0, atol=1e-10)
+    factors = (actual.mean_MSD / parameters[:, None, :size])[0]
     plain = torch.ones(size, dtype=torch.bool)
     for layer in own.layers:
         plain[layer.where] = False
@@ -226,13 +226,13 @@ def test_the_auxiliary_begins_as_the_law_of_the_multipliers(name: str) -> None:
         assert float((mine.mean() - 1).abs()) < 0.01
         assert float(mine[..., 0].std()) == pytest.approx(0.1 * GATED, rel=0.05)
     torch.testing.assert_close(factors[:, plain], torch.ones_like(factors[:, plain]))
-    noise_left = (found.weights_MSD - found.mean_MSD)[0] / 0.2
+    noise_left = (actual.weights_MSD - actual.mean_MSD)[0] / 0.2
     torch.testing.assert_close(noise_left, noise[0, :, own.count :])
 
 
 def test_dense_layers_have_a_multiplier_for_each_input_and_convolutions_for_each_filter() -> None:
-    found = multiplied(classifier("convolutional")[0])
-    assert [(layer.name, layer.axis, layer.length) for layer in found] == [
+    actual = multiplied(classifier("convolutional")[0])
+    assert [(layer.name, layer.axis, layer.length) for layer in actual] == [
         ("0.weight", 0, 3), ("2.weight", 0, 4), ("4.weight", 1, 16)
     ]  # fmt: skip
     assert [(layer.name, layer.axis, layer.length) for layer in multiplied(classifier("dense")[0])] == [
@@ -262,20 +262,20 @@ def test_a_network_without_such_layers_is_refused(random: str, tmp_path: Path) -
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a few steps move no scale
 def test_its_density_is_refused_with_a_reason() -> None:
     model, data = classifier("dense")
-    found = tb.fit(model, data, tb.MNF(kl_weight=1.0, epochs=2, hidden=3), callbacks=())
-    assert isinstance(found, tb.MNFPosterior)
+    actual = tb.fit(model, data, tb.MNF(kl_weight=1.0, epochs=2, hidden=3), callbacks=())
+    assert isinstance(actual, tb.MNFPosterior)
     with pytest.raises(NotImplementedError, match="an integral over all multipliers, of which training knows a bound"):
-        found.log_prob(found.sample(1))
+        actual.log_prob(actual.sample(1))
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a few steps move no scale
 def test_a_file_is_of_one_network(tmp_path: Path) -> None:
     model, data = classifier("convolutional")
-    found = tb.fit(model, data, tb.MNF(members=2, kl_weight=1.0, epochs=2, hidden=3), callbacks=())
-    loaded = tb.load(found.save(tmp_path / "q.safetensors"), model)
-    assert torch.equal(loaded.sample(6, seed=2), found.sample(6, seed=2))
-    assert {name.partition(".")[0] for name in found.tensors()} == {"mean_MD", "scale_MD", "flow"}
-    assert len({name for name in found.tensors() if name.startswith("flow.4.weight.")}) == 7 + 2 * 12
+    actual = tb.fit(model, data, tb.MNF(members=2, kl_weight=1.0, epochs=2, hidden=3), callbacks=())
+    loaded = tb.load(actual.save(tmp_path / "q.safetensors"), model)
+    assert torch.equal(loaded.sample(6, seed=2), actual.sample(6, seed=2))
+    assert {name.partition(".")[0] for name in actual.tensors()} == {"mean_MD", "scale_MD", "flow"}
+    assert len({name for name in actual.tensors() if name.startswith("flow.4.weight.")}) == 7 + 2 * 12
     with pytest.raises(ValueError, match="does not fit this model"):
         tb.load(tmp_path / "q.safetensors", classifier("dense")[0])
 
@@ -284,9 +284,9 @@ def test_a_file_is_of_one_network(tmp_path: Path) -> None:
 def test_one_row_of_one_input(dtype: torch.dtype) -> None:
     model = tb.Model(nn.Linear(1, 1).to(dtype), tb.likelihoods.Gaussian("learned"))
     data = (torch.ones(1, 1, dtype=dtype), torch.ones(1, 1, dtype=dtype))
-    found = tb.fit(model, data, tb.MNF(kl_weight=1.0, epochs=10, draws=2, hidden=2), callbacks=())
-    assert found.sample(3).dtype == model.network.dtype
-    assert found.sample(3).shape == (3, 3)
+    actual = tb.fit(model, data, tb.MNF(kl_weight=1.0, epochs=10, draws=2, hidden=2), callbacks=())
+    assert actual.sample(3).dtype == model.network.dtype
+    assert actual.sample(3).shape == (3, 3)
 
 
 @pytest.mark.study  # its bound and gradient are exact, above, and a fit has no problems below
@@ -297,10 +297,10 @@ def test_the_spread_of_a_regression_grows_away_from_the_data() -> None:
     net = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Linear(20, 1))
     model = tb.Model(net, tb.likelihoods.Gaussian(0.1), tb.priors.Normal(1.0))
     method = tb.MNF(kl_weight=1.0, epochs=200, batch_size=60, optimizer=tb.Adam(0.05), hidden=10)
-    found = tb.fit(model, (inputs, targets), method, callbacks=())
-    assert found.problems == ()
-    spread = found.functions(200)(torch.tensor([[-0.7], [0.7], [2.5], [-2.5]])).std(0)[:, 0]
-    assert tb.evaluate(found, (inputs, targets)).metrics["rmse"] < 0.2
+    actual = tb.fit(model, (inputs, targets), method, callbacks=())
+    assert actual.problems == ()
+    spread = actual.functions(200)(torch.tensor([[-0.7], [0.7], [2.5], [-2.5]])).std(0)[:, 0]
+    assert tb.evaluate(actual, (inputs, targets)).metrics["rmse"] < 0.2
     assert float(spread[2:].min()) > 2 * float(spread[:2].max())
 
 
@@ -313,10 +313,10 @@ def test_images_with_a_class_for_each_pixel_and_a_learned_flow() -> None:
         tb.MNF(2, 20, hidden=4, kl_weight=0.1),
         tb.NormalizingFlow("radial", 2, 20, layers=2, kl_weight=0.1),
     ):
-        found = tb.fit(model, (images, labels), replace(method, optimizer=tb.Adam(0.15)), callbacks=())
-        assert found.problems == ()
-        assert tb.evaluate(found, (images, labels)).metrics["accuracy"] > 0.9
-        assert tb.predict(found, images, draws=4).probs.shape == (12, 5, 5, 2)
+        actual = tb.fit(model, (images, labels), replace(method, optimizer=tb.Adam(0.15)), callbacks=())
+        assert actual.problems == ()
+        assert tb.evaluate(actual, (images, labels)).metrics["accuracy"] > 0.9
+        assert tb.predict(actual, images, draws=4).probs.shape == (12, 5, 5, 2)
 
 
 def test_coordinates_of_a_subspace_are_no_layers() -> None:

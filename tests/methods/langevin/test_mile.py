@@ -32,12 +32,12 @@ def rows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def test_chains_have_the_exact_posterior_of_rows_that_are_not_held_out() -> None:
     """With rows of their own to compare by, all of the data are sampled; 800 draws have errors of sd/√300 or so."""
     data = rows(60)
-    found = tb.fit(
+    actual = tb.fit(
         model(), data, tb.MILE(members=8, sampler=CHAINS, ensemble=ENSEMBLE), validation=rows(40, 5), callbacks=()
     )
     mean, covariance = LinearGaussian(data[0], data[1][:, 0], 1.0, NOISE).posterior()
-    draws_SD = found.weights_MSD.flatten(0, 1)
-    assert found.weights_MSD.shape == (8, 100, 4)
+    draws_SD = actual.weights_MSD.flatten(0, 1)
+    assert actual.weights_MSD.shape == (8, 100, 4)
     assert float(((draws_SD.mean(0) - mean) / covariance.diagonal().sqrt()).abs().max()) < 0.2
     assert_close(draws_SD.T.cov().diagonal().sqrt(), covariance.diagonal().sqrt(), rtol=0.15)
 
@@ -45,19 +45,19 @@ def test_chains_have_the_exact_posterior_of_rows_that_are_not_held_out() -> None
 def test_a_tenth_of_the_rows_is_held_out_of_networks_and_chains(tmp_path: Path) -> None:
     """Of 120 rows 24: a fifth, as a tenth would be fewer than 50."""
     data = rows(120)
-    found = tb.fit(model(), data, SHORT, directory=tmp_path / "run", callbacks=())
+    actual = tb.fit(model(), data, SHORT, directory=tmp_path / "run", callbacks=())
     for folder in (tmp_path / "run", tmp_path / "run" / "start"):
         assert '"num_data": 96' in (folder / "config.json").read_text().replace("\n", " ")
-    assert found.members == 3
+    assert actual.members == 3
     loaded = tb.load(tmp_path / "run" / "posterior.safetensors", model())
-    assert torch.equal(loaded.sample(30), found.sample(30))
+    assert torch.equal(loaded.sample(30), actual.sample(30))
 
 
 def test_a_given_ensemble_is_the_start_and_nothing_is_held_out(tmp_path: Path) -> None:
     """It may have seen any row: chains are as many as its members, and begin there."""
     start = tb.Point(model(), normal(2, 4, seed=3))
-    found = tb.fit(model(), rows(60), SHORT, start=start, directory=tmp_path / "run", callbacks=())
-    assert found.members == 2
+    actual = tb.fit(model(), rows(60), SHORT, start=start, directory=tmp_path / "run", callbacks=())
+    assert actual.members == 2
     assert '"num_data": 60' in (tmp_path / "run" / "config.json").read_text()
     with pytest.raises(ValueError, match="validation"):
         tb.fit(model(), rows(60), tb.Laplace(), start=start, validation=0.2)
@@ -90,18 +90,18 @@ class Leaving(tb.MCLMC):
     """MCLMC whose draws are all far from where they were."""
 
     def posterior(self, density: Any, state: Any, shelf: Any = None) -> tb.Draws:
-        found = super().posterior(density, state, shelf)
-        return tb.Draws(found.model, found.weights_MSD + 1.0, statistics_known=True)
+        actual = super().posterior(density, state, shelf)
+        return tb.Draws(actual.model, actual.weights_MSD + 1.0, statistics_known=True)
 
 
 def test_chains_that_leave_for_a_worse_place_become_their_networks() -> None:
     leaving = tb.MILE(members=2, sampler=Leaving(steps=90, burn_in=60), ensemble=ENSEMBLE)
     data, test = rows(100), rows(300, 20)
     with pytest.warns(tb.ProblemWarning, match="replaced by the network"):
-        found = tb.fit(model(), data, leaving, callbacks=())
-    assert torch.equal(found.weights_MSD, found.weights_MSD[:, :1].expand_as(found.weights_MSD))
+        actual = tb.fit(model(), data, leaving, callbacks=())
+    assert torch.equal(actual.weights_MSD, actual.weights_MSD[:, :1].expand_as(actual.weights_MSD))
     ensemble = tb.fit(model(), data, replace(ENSEMBLE, members=2), callbacks=())
-    ours, theirs = (tb.evaluate(each, test).metrics["nll"] for each in (found, ensemble))
+    ours, theirs = (tb.evaluate(each, test).metrics["nll"] for each in (actual, ensemble))
     assert ours == pytest.approx(theirs, abs=0.05)
 
 
@@ -124,7 +124,7 @@ def test_chains_that_leave_for_a_worse_place_become_their_networks() -> None:
 def test_every_sampler_begins_at_an_ensemble(sampler: Any) -> None:
     """Near the members, and each nearer to its own than to the others: slices alone move far in a step."""
     start = tb.Point(model(), 3 * normal(3, 4, seed=3))
-    found = tb.fit(model(), rows(60), sampler, start=start, callbacks=())
+    actual = tb.fit(model(), rows(60), sampler, start=start, callbacks=())
     if not isinstance(sampler, tb.EllipticalSlice):
-        assert_close(found.weights_MSD[:, 0], start.weights_MD, atol=0.05)  # NUTS takes up to 1,024 steps
-    assert found.weights_MSD.shape == (3, 1, 4)
+        assert_close(actual.weights_MSD[:, 0], start.weights_MD, atol=0.05)  # NUTS takes up to 1,024 steps
+    assert actual.weights_MSD.shape == (3, 1, 4)

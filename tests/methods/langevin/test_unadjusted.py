@@ -63,17 +63,17 @@ def test_leapfrog_has_its_closed_form():
 @pytest.mark.slow
 def test_microcanonical_bias_and_energy_errors_grow_as_they_should():
     """With leapfrog steps of h = ε/√D on N(0, I): h²/12, and Var[E]/D = h⁶/144."""
-    size, found = 100, {}
+    size, actual = 100, {}
     for h in (0.35, 0.7):
         settings = {"step_size": h * size**0.5, "trajectory": size**0.5, "mass": "unit", "energy_error": 1.0}
         method = tb.MCLMC(600, 110, 40, 1, integrator="leapfrog", **settings)
         chains = run(method, normal(600, size))
         squares = chains.weights_MSD.square().mean((1, 2))
         error = float(squares.std()) / len(squares) ** 0.5
-        found[h] = float(chains.numbers["energy_error"].mean())
+        actual[h] = float(chains.numbers["energy_error"].mean())
         assert float(squares.mean()) - 1 == pytest.approx(h**2 / 12, abs=4 * error + 0.05 * h**2 / 12)
-        assert found[h] == pytest.approx(h**6 / 144, rel=0.12)
-    assert math.log2(found[0.7] / found[0.35]) == pytest.approx(6.0, abs=0.2)
+        assert actual[h] == pytest.approx(h**6 / 144, rel=0.12)
+    assert math.log2(actual[0.7] / actual[0.35]) == pytest.approx(6.0, abs=0.2)
 
 
 @pytest.mark.slow
@@ -173,9 +173,9 @@ def test_a_linear_regression_is_met():
     posterior = tb.fit(model, (inputs, problem.targets_N.unsqueeze(-1)), tb.MCLMC(16, 1600, 600, 2), callbacks=())
     assert isinstance(posterior, tb.Draws)
     mean, covariance = problem.posterior()
-    found = posterior.weights_MSD.flatten(0, 1)
-    assert_close((found.mean(0) - mean) / covariance.diagonal().sqrt(), torch.zeros(4).double(), atol=0.12)
-    assert_close(found.T.cov().diagonal() / covariance.diagonal(), torch.ones(4).double(), rtol=0.2)
+    actual = posterior.weights_MSD.flatten(0, 1)
+    assert_close((actual.mean(0) - mean) / covariance.diagonal().sqrt(), torch.zeros(4).double(), atol=0.12)
+    assert_close(actual.T.cov().diagonal() / covariance.diagonal(), torch.ones(4).double(), rtol=0.2)
 
 
 def test_steps_that_are_all_refused_are_said():

@@ -47,10 +47,10 @@ def test_linear_gaussian_posterior_predictive_and_evidence_are_exact(structure: 
     if curvature == "hessian" and structure != "dense":
         return
     mean, covariance = EXACT.posterior()
-    found = laplace(linear(), (X, Y), mean, structure=structure, curvature=curvature)
-    assert_close(found.gaussian.covariance.dense()[0], covariance, rtol=1e-8)
-    assert_close(found.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)
-    prediction = tb.predict(tb.Linearised(found), TEST)
+    actual = laplace(linear(), (X, Y), mean, structure=structure, curvature=curvature)
+    assert_close(actual.gaussian.covariance.dense()[0], covariance, rtol=1e-8)
+    assert_close(actual.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)
+    prediction = tb.predict(tb.Linearised(actual), TEST)
     expected_mean, expected_variance = EXACT.predictive(TEST)
     assert_close(prediction.mean[:, 0], expected_mean, rtol=1e-8)
     assert_close(prediction.variance[:, 0], expected_variance, rtol=1e-8)
@@ -63,8 +63,8 @@ def test_linear_gaussian_posterior_predictive_and_evidence_are_exact(structure: 
 
 def test_diagonal_is_the_diagonal_of_the_exact_precision() -> None:
     mean, covariance = EXACT.posterior()
-    found = laplace(linear(), (X, Y), mean, structure="diagonal")
-    assert_close(1 / found.gaussian.covariance.diagonal()[0], torch.linalg.inv(covariance).diagonal(), rtol=1e-9)
+    actual = laplace(linear(), (X, Y), mean, structure="diagonal")
+    assert_close(1 / actual.gaussian.covariance.diagonal()[0], torch.linalg.inv(covariance).diagonal(), rtol=1e-9)
 
 
 @pytest.mark.parametrize("structure", EXACT_STRUCTURES)
@@ -80,11 +80,11 @@ def test_several_outputs_with_noise_of_their_own(structure: str) -> None:
         own = LinearGaussian(X, target, 0.4, scale)
         weights.append(own.posterior()[0])
     mode = torch.cat([torch.stack(weights)[:, :3].flatten(), torch.stack(weights)[:, 3]])
-    found = laplace(model, (X, targets), mode, structure=structure)
-    assert_close(found.log_evidence()[0], exact, rtol=1e-10)
+    actual = laplace(model, (X, targets), mode, structure=structure)
+    assert_close(actual.log_evidence()[0], exact, rtol=1e-10)
     noise = torch.diag(torch.tensor([1 / s**2 for s in scales], dtype=torch.float64))
     precision = torch.kron(noise, features.T @ features)
-    assert_close(found.curvature.trace()[0] / 0.4**2, precision.trace(), rtol=1e-10)
+    assert_close(actual.curvature.trace()[0] / 0.4**2, precision.trace(), rtol=1e-10)
 
 
 @pytest.mark.parametrize("tempering", ["joint", "likelihood"])
@@ -94,21 +94,21 @@ def test_temperature_changes_the_spread_as_it_says(structure: str, tempering: An
     own = LinearGaussian(X, Y, 0.4, 0.7 if joint else 0.7 * math.sqrt(temperature), temperature if joint else 1.0)
     mean, covariance = own.posterior()
     model = linear(temperature=temperature, tempering=tempering)
-    found = laplace(model, (X, Y), mean, structure=structure)
-    assert_close(found.gaussian.covariance.dense()[0], covariance, rtol=1e-8)
+    actual = laplace(model, (X, Y), mean, structure=structure)
+    assert_close(actual.gaussian.covariance.dense()[0], covariance, rtol=1e-8)
     with pytest.raises(ValueError, match="T = 1"):
-        found.log_evidence()
+        actual.log_evidence()
 
 
 def test_learned_noise_has_the_fisher_information_of_a_log_scale() -> None:
     model = linear(likelihood=tb.likelihoods.Gaussian("learned", prior=tb.priors.Normal(2.0)))
     start = torch.cat([EXACT.posterior()[0], torch.tensor([math.log(0.7)], dtype=torch.float64)])
     for structure in ("dense", "kronecker", "diagonal", "low_rank"):
-        found = laplace(model, (X, Y), start, structure=structure, check_mode=False)
-        assert_close(found.gaussian.covariance.diagonal()[0, -1], 1 / (2 * 40 + 1 / 4))
+        actual = laplace(model, (X, Y), start, structure=structure, check_mode=False)
+        assert_close(actual.gaussian.covariance.diagonal()[0, -1], 1 / (2 * 40 + 1 / 4))
         if structure != "diagonal":
-            assert_close(found.gaussian.covariance.dense()[0, :-1, :-1], EXACT.posterior()[1], rtol=1e-8)
-        variance = tb.predict(tb.Linearised(found), TEST).aleatoric
+            assert_close(actual.gaussian.covariance.dense()[0, :-1, :-1], EXACT.posterior()[1], rtol=1e-8)
+        variance = tb.predict(tb.Linearised(actual), TEST).aleatoric
         assert_close(variance, torch.full_like(variance, 0.49))
 
 
@@ -120,9 +120,9 @@ def test_priors_of_several_scales_are_exact_too() -> None:
     mode = torch.linalg.solve(precision, features.T @ Y / 0.49)
     exact = linear_gaussian_evidence(model, (X, Y)).log_evidence
     for structure in EXACT_STRUCTURES:
-        found = laplace(model, (X, Y), mode, structure=structure)
-        assert_close(found.gaussian.covariance.dense()[0], torch.linalg.inv(precision), rtol=1e-8)
-        assert_close(found.log_evidence()[0], exact, rtol=1e-10)
+        actual = laplace(model, (X, Y), mode, structure=structure)
+        assert_close(actual.gaussian.covariance.dense()[0], torch.linalg.inv(precision), rtol=1e-8)
+        assert_close(actual.log_evidence()[0], exact, rtol=1e-10)
 
 
 def test_a_posterior_is_the_next_task_s_prior() -> None:
@@ -147,9 +147,9 @@ def test_a_diagonal_posterior_as_the_next_task_s_prior() -> None:
     prior = Joint(start, Diagonal(variance))
     model = tb.Model(module, tb.likelihoods.Gaussian(0.7), prior)
     for structure in ("diagonal", "kronecker", "dense"):
-        found = laplace(model, (inputs, Y), start, structure=structure, check_mode=False)
+        actual = laplace(model, (inputs, Y), start, structure=structure, check_mode=False)
         expected = torch.full((3,), 1 / (precision + 9 / 0.49), dtype=torch.float64)
-        assert_close(found.gaussian.covariance.diagonal()[0], expected, rtol=1e-8)
+        assert_close(actual.gaussian.covariance.diagonal()[0], expected, rtol=1e-8)
 
 
 def test_a_mixture_has_the_evidence_of_each_mode() -> None:
@@ -165,11 +165,11 @@ def test_a_mixture_has_the_evidence_of_each_mode() -> None:
 def test_a_matrix_is_inverted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, real = [], Dense.of_precision
     monkeypatch.setattr(Dense, "of_precision", lambda precision: seen.append(1) or real(precision))
-    found = laplace(linear(), (X, Y), EXACT.posterior()[0], structure="dense")
-    found.log_evidence()
-    tb.predict(tb.Linearised(found), TEST)
+    actual = laplace(linear(), (X, Y), EXACT.posterior()[0], structure="dense")
+    actual.log_evidence()
+    tb.predict(tb.Linearised(actual), TEST)
     assert len(seen) == 1
-    assert found.calibration is not None
+    assert actual.calibration is not None
 
 
 def test_the_progress_bar_knows_what_a_pass_tells() -> None:
@@ -182,8 +182,8 @@ def test_the_progress_bar_knows_what_a_pass_tells() -> None:
     residual = Y - LinearGaussian.features(X) @ mean
     nll = float((0.5 * (residual / 0.7) ** 2).mean()) + math.log(0.7 * math.sqrt(2 * math.pi))
     assert seen == [f"train NLL {nll:.4g}"]
-    found = tb.fit(linear(), (X, Y), tb.Laplace(prior="model"), start=mean)
-    assert_close(found.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)  # type: ignore[attr-defined]
+    actual = tb.fit(linear(), (X, Y), tb.Laplace(prior="model"), start=mean)
+    assert_close(actual.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)  # type: ignore[attr-defined]
 
 
 class TestModes:
@@ -202,8 +202,8 @@ class TestModes:
         norm, gain = float(torch.linalg.vector_norm(gradient)), float(0.5 * shift @ gradient)
         said = f"norm {norm:.3g}, and a Newton step would raise it by {gain:.3g} nats"
         with pytest.warns(tb.ProblemWarning, match=said if structure != "diagonal" else AWAY):
-            found = laplace(linear(), (X, Y), mean + shift, structure=structure)
-        assert [AWAY in problem for problem in found.problems] == [True]
+            actual = laplace(linear(), (X, Y), mean + shift, structure=structure)
+        assert [AWAY in problem for problem in actual.problems] == [True]
 
     def test_the_gradient_is_that_under_the_noise_of_the_posterior(self) -> None:
         """It was added up under the noise scale of the fit, before another was chosen."""
@@ -211,8 +211,8 @@ class TestModes:
         features, said = torch.cat([X, torch.ones(40, 1).double()], 1), list[list[str]]()
         for noise, factor in ((0.7, 1.0), (0.35, 2.0)):
             model = linear(likelihood=tb.likelihoods.Gaussian(noise))
-            found = laplace(model, (X, Y), start, structure="dense", check_mode=False).with_noise(factor)
-            said.append(off_mode(found, (features.T @ (Y - features @ start)).unsqueeze(0) / noise**2))
+            actual = laplace(model, (X, Y), start, structure="dense", check_mode=False).with_noise(factor)
+            said.append(off_mode(actual, (features.T @ (Y - features @ start)).unsqueeze(0) / noise**2))
         assert said[0] == said[1] != []
 
     def test_as_far_as_a_draw_of_the_posterior_is_near_enough(self) -> None:
@@ -223,8 +223,8 @@ class TestModes:
             direction = torch.full((4,), scale, dtype=torch.float64)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                found = laplace(linear(), (X, Y), mean + root @ direction, structure="dense")
-            assert len(caught) == len(found.problems) == expected
+                actual = laplace(linear(), (X, Y), mean + root @ direction, structure="dense")
+            assert len(caught) == len(actual.problems) == expected
 
     @pytest.mark.parametrize("trained", [True, False])
     def test_a_posterior_far_less_sure_than_its_mode_is_reported(self, trained: bool) -> None:
@@ -253,9 +253,9 @@ class TestModes:
         mean, covariance = EXACT.posterior()
         direction = torch.full((4,), 0.5, dtype=torch.float64)
         at = mean + torch.linalg.cholesky(covariance) @ direction
-        found = laplace(linear(), (X, Y), at, structure="low_rank", rank=1)
-        assert not found.problems
-        assert float(rest_diagonal(found.curvature).sum()) > 1  # so that something is left out
+        actual = laplace(linear(), (X, Y), at, structure="low_rank", rank=1)
+        assert not actual.problems
+        assert float(rest_diagonal(actual.curvature).sum()) > 1  # so that something is left out
 
     def test_an_untrained_classifier(self) -> None:
         module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)).double()
@@ -292,9 +292,9 @@ class TestBadInput:
         model = linear(likelihood=lambda f: torch.distributions.Laplace(f, 1.0, validate_args=False))
         with pytest.raises(ValueError, match="no curvature in f"):
             laplace(model, (X, Y), EXACT.posterior()[0])
-        found = laplace(model, (X, Y), EXACT.posterior()[0], curvature="empirical", check_mode=False)
+        actual = laplace(model, (X, Y), EXACT.posterior()[0], curvature="empirical", check_mode=False)
         features = LinearGaussian.features(X)  # the score is ±1
-        assert_close(found.curvature.trace()[0] / 0.16, features.square().sum(), rtol=1e-9)
+        assert_close(actual.curvature.trace()[0] / 0.16, features.square().sum(), rtol=1e-9)
 
     def test_a_precision_that_is_not_positive_definite(self) -> None:
         """The exact Hessian of a saddle, under a wide prior."""
@@ -308,9 +308,9 @@ class TestBadInput:
         model = linear(prior=tb.priors.Flat())
         with pytest.raises(ValueError, match="the data do not determine 3 of the 3 weights of `weight`, 1 of the 1"):
             laplace(model, (X[:2], Y[:2]), EXACT.posterior()[0], structure="dense", check_mode=False)
-        found = laplace(model, (X, Y), EXACT.posterior()[0], structure="dense", check_mode=False)
+        actual = laplace(model, (X, Y), EXACT.posterior()[0], structure="dense", check_mode=False)
         with pytest.raises(ValueError, match="flat for 3 of the 3 weights of `weight`"):
-            found.log_evidence()
+            actual.log_evidence()
 
     def test_a_heavy_tailed_prior_where_it_curves_upwards(self) -> None:
         model = linear(prior=tb.priors.StudentT(df=2.0, scale=0.1))
@@ -332,9 +332,9 @@ class TestBadInput:
             laplace(linear(), (X, Y), start)
 
     def test_one_row_and_one_class(self) -> None:
-        found = laplace(linear(), (X[:1], Y[:1]), torch.zeros(4).double(), check_mode=False)
+        actual = laplace(linear(), (X[:1], Y[:1]), torch.zeros(4).double(), check_mode=False)
         exact = LinearGaussian(X[:1], Y[:1], 0.4, 0.7)
-        assert_close(found.gaussian.covariance.dense()[0], exact.posterior()[1], rtol=1e-9)
+        assert_close(actual.gaussian.covariance.dense()[0], exact.posterior()[1], rtol=1e-9)
         module = nn.Linear(3, 2).double()
         model = tb.Model(module, tb.likelihoods.Categorical())
         one = laplace(model, (X, torch.zeros(40).long()), model.given_weights(), check_mode=False)
@@ -357,16 +357,16 @@ class TestBadInput:
         with pytest.warns(ChangingDataWarning, match="differ from pass to pass"):
             tb.fit(linear(), data, method, start=start, callbacks=())
         data.noise = 0.0
-        found = tb.fit(linear(), data, method, start=start, callbacks=())
-        assert_close(found.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)  # type: ignore[attr-defined]
+        actual = tb.fit(linear(), data, method, start=start, callbacks=())
+        assert_close(actual.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)  # type: ignore[attr-defined]
 
     def test_dropout_in_training_mode_is_off(self) -> None:
         module = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1)).double().train()
         model = tb.Model(module, tb.likelihoods.Gaussian(0.7), tb.priors.Normal(0.4))
         plain = tb.Model(nn.Sequential(module[0], nn.Identity(), module[2]), tb.likelihoods.Gaussian(0.7),
                          tb.priors.Normal(0.4))  # fmt: skip
-        found, expected = (laplace(m, (X, Y), m.given_weights(), check_mode=False) for m in (model, plain))
-        assert_close(found.curvature.dense(), expected.curvature.dense())
+        actual, expected = (laplace(m, (X, Y), m.given_weights(), check_mode=False) for m in (model, plain))
+        assert_close(actual.curvature.dense(), expected.curvature.dense())
         assert module.training
 
 
@@ -397,10 +397,10 @@ def test_a_length_that_was_chosen_is_no_mode_and_nothing_is_said_of_it(
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 30), nn.Tanh(), nn.Linear(30, 2))
     model = tb.Model(net, tb.likelihoods.Categorical())
-    found = tb.fit(model, (inputs, labels), tb.Laplace(prior=prior), callbacks=())  # warnings are errors
-    again = tb.fit(model, (inputs, labels), tb.Laplace(prior=prior, check_mode=False), start=found.mean_MD[0])
-    assert not found.problems
-    assert_close(found.strength_D, again.strength_D)
+    actual = tb.fit(model, (inputs, labels), tb.Laplace(prior=prior), callbacks=())  # warnings are errors
+    again = tb.fit(model, (inputs, labels), tb.Laplace(prior=prior, check_mode=False), start=actual.mean_MD[0])
+    assert not actual.problems
+    assert_close(actual.strength_D, again.strength_D)
 
 
 def test_problems_of_a_mode_that_was_sought_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

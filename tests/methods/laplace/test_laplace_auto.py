@@ -51,9 +51,9 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_it_is_exact_up_to_the_threshold(classes: int, places: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found, exact = fitted(classes, places), fitted(classes, places, curvature="ggn")
-    assert same(found, exact)
-    assert not same(found, fitted(classes, places, curvature="fisher"))
+        actual, exact = fitted(classes, places), fitted(classes, places, curvature="ggn")
+    assert same(actual, exact)
+    assert not same(actual, fitted(classes, places, curvature="fisher"))
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_it_is_exact_up_to_the_threshold(classes: int, places: int) -> None:
 def test_it_is_sampled_above_the_threshold(classes: int, places: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found, sampled = fitted(classes, places, samples=2), fitted(classes, places, samples=2, curvature="fisher")
-    assert same(found, sampled)
+        actual, sampled = fitted(classes, places, samples=2), fitted(classes, places, samples=2, curvature="fisher")
+    assert same(actual, sampled)
     said = rf"each of the {classes * places:,} outputs of a row; curvature='fisher', .* takes 2 in all. 'auto' chooses"
     with pytest.warns(UserWarning, match=said):
-        assert not same(found, fitted(classes, places, samples=2, curvature="ggn"))
+        assert not same(actual, fitted(classes, places, samples=2, curvature="ggn"))
 
 
 def test_a_low_rank_is_exact_for_any_number_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_the_support_remembers_the_number_of_outputs() -> None:
 
 @pytest.mark.parametrize(("classes", "curvature"), [(50, "ggn"), (51, "fisher")])
 def test_a_run_of_many_passes_is_exact_up_to_fifty_outputs(classes: int, curvature: Any) -> None:
-    found, auto = [], tb.OnlineLaplace("diagonal", epochs_of_descent=2, check_mode=False)
+    actual, auto = [], tb.OnlineLaplace("diagonal", epochs_of_descent=2, check_mode=False)
     for method in (auto, replace(auto, curvature=curvature)):
-        found.append(tb.fit(model_of(classes), data_of(classes), method, callbacks=()).tensors())
-    assert same(*found)
+        actual.append(tb.fit(model_of(classes), data_of(classes), method, callbacks=()).tensors())
+    assert same(*actual)

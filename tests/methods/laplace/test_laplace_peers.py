@@ -67,9 +67,9 @@ def test_laplace_torch_agrees(reference: Reference) -> None:
         model = model_of(reference, part, NOISE_SCALE if regression else 1.0)
         ours = fit(reference, model, structure=STRUCTURES[structure], curvature=curvature, joint_bias=False, **settings)
         linear = tb.Linearised(ours, "gaussian" if regression else "probit")
-        found = linear.functions(reference.test_inputs)
-        assert_close(found.mean_MBK[0], theirs["mean"], rtol=1e-9, atol=1e-10)
-        assert_close(found.covariance_MBKK[0], theirs["variance"], rtol=1e-6, atol=1e-8)
+        actual = linear.functions(reference.test_inputs)
+        assert_close(actual.mean_MBK[0], theirs["mean"], rtol=1e-9, atol=1e-10)
+        assert_close(actual.covariance_MBKK[0], theirs["variance"], rtol=1e-6, atol=1e-8)
         assert_close(ours.log_likelihood_M[0], theirs["log_likelihood"], rtol=1e-9)
         # theirs leaves out the weights that are not random; ours never had them
         assert_close(ours.log_evidence()[0], theirs["log_evidence"], rtol=1e-7)

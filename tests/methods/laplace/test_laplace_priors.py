@@ -77,8 +77,8 @@ def test_the_evidence_under_a_curved_prior_is_that_of_importance_sampling(prior:
     """A prior that bends little over the posterior: what Laplace leaves out is far below the tolerance."""
     data = (X.repeat(50, 1), Y.repeat(50))
     model = linear(prior)
-    found = tb.fit(model, data, tb.MAP(epochs=150, optimizer=tb.Adam(0.05), batch_size=2000), callbacks=())
-    posterior = laplace(model, found, data)
+    actual = tb.fit(model, data, tb.MAP(epochs=150, optimizer=tb.Adam(0.05), batch_size=2000), callbacks=())
+    posterior = laplace(model, actual, data)
     draws = posterior.sample(1000)
     features = torch.cat([data[0], torch.ones(2000, 1, dtype=torch.float64)], 1)
     log_likelihood = torch.distributions.Normal(draws @ features.T, 0.7).log_prob(data[1]).sum(1)
@@ -87,12 +87,12 @@ def test_the_evidence_under_a_curved_prior_is_that_of_importance_sampling(prior:
 
 
 def test_a_distribution_s_mean_is_where_tuning_centres_the_prior() -> None:
-    found, expected = (
+    actual, expected = (
         tb.tune(laplace(linear(prior), SPREAD), prior="scalar")
         for prior in (torch.distributions.Normal(1.5, 0.5), tb.priors.Normal(0.5, loc=1.5))
     )
-    assert_close(found.strength_D, expected.strength_D)
-    assert_close(found.log_evidence(), expected.log_evidence())
+    assert_close(actual.strength_D, expected.strength_D)
+    assert_close(actual.log_evidence(), expected.log_evidence())
 
 
 class Constant:
@@ -121,7 +121,7 @@ def test_every_row_of_an_embedding_has_its_own_unit(structure: Any) -> None:
     inputs, targets = torch.arange(4).repeat(8), classes(32, 3)
     variance_D = torch.ones(17, dtype=torch.float64)
     variance_D[:8] = torch.tensor([1.0, 4.0, 9.0, 0.25]).repeat_interleave(2)
-    found, plain = (
+    actual, plain = (
         laplace(
             tb.Model(module, tb.likelihoods.Categorical(), Joint.independent(torch.zeros(17).double(), v)),
             0.5 * normal(17), (inputs, targets), structure=structure,
@@ -129,7 +129,7 @@ def test_every_row_of_an_embedding_has_its_own_unit(structure: Any) -> None:
         for v in (variance_D, torch.ones(17, dtype=torch.float64))
     )  # fmt: skip
     expected = plain.curvature.dense()[0] * torch.outer(variance_D.sqrt(), variance_D.sqrt())
-    assert_close(found.curvature.dense()[0], expected, rtol=1e-9, atol=1e-12)
+    assert_close(actual.curvature.dense()[0], expected, rtol=1e-9, atol=1e-12)
 
 
 def carried(structure: Any, outputs: int = 1, **settings: Any) -> tb.LaplacePosterior:
@@ -146,12 +146,12 @@ def carried(structure: Any, outputs: int = 1, **settings: Any) -> tb.LaplacePost
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_effective_parameters_under_a_correlated_prior(structure: Any, temperature: float) -> None:
     """γ = D − tr P₀ Σ with the prior's precision P₀, from dense matrices."""
-    found = carried(structure, outputs=2, temperature=temperature)
-    joint = found.model.prior.joint
+    actual = carried(structure, outputs=2, temperature=temperature)
+    joint = actual.model.prior.joint
     assert joint is not None
     prior = torch.linalg.inv(joint.covariance.dense()[0]) / temperature
-    expected = len(prior) - torch.trace(prior @ found.gaussian.covariance.dense()[0])
-    assert_close(found.effective_parameters()[0], expected, rtol=1e-9)
+    expected = len(prior) - torch.trace(prior @ actual.gaussian.covariance.dense()[0])
+    assert_close(actual.effective_parameters()[0], expected, rtol=1e-9)
     assert 0.1 < float(expected) < 0.6 * len(prior)
 
 
@@ -178,15 +178,15 @@ def test_weights_that_nothing_determines_are_named(structure: Any, dtype: torch.
     with pytest.raises(ValueError, match=f"not determine {many} of the 3 weights of `weight`.*a proper prior"):
         laplace(flat, SPREAD.to(dtype), data, structure=structure)
     proper = tb.Model(module, tb.likelihoods.Gaussian(0.7))
-    found = laplace(proper, SPREAD.to(dtype), data, structure=structure)
-    assert float(found.gaussian.covariance.diagonal().max()) < 1.1
+    actual = laplace(proper, SPREAD.to(dtype), data, structure=structure)
+    assert float(actual.gaussian.covariance.diagonal().max()) < 1.1
 
 
 @pytest.mark.parametrize("structure", ["dense", "kronecker"])
 def test_inputs_that_are_combinations_of_others_are_found_in_any_units(structure: Any) -> None:
     inputs = X * torch.tensor([1e-3, 1.0, 1e2], dtype=torch.float64)
-    found = laplace(linear(tb.priors.Flat()), SPREAD, (inputs, Y), structure=structure)
-    assert torch.isfinite(found.sample(3)).all()
+    actual = laplace(linear(tb.priors.Flat()), SPREAD, (inputs, Y), structure=structure)
+    assert torch.isfinite(actual.sample(3)).all()
     inputs[:, 1] = 3 * inputs[:, 0]
     with pytest.raises(ValueError, match=r"not determine [23] of the 3 weights"):
         laplace(linear(tb.priors.Flat()), SPREAD, (inputs, Y), structure=structure)

@@ -88,21 +88,21 @@ def assert_same(one: Gradients, other: Gradients) -> None:
 def test_rows_behind_positions_have_the_noise_of_rows_in_front(name: str, estimator: Any, rows: int) -> None:
     """Of whole minibatches, a last one of fewer rows and one row: the two networks are one function of their inputs."""
     batch = minibatch(rows, T, 4)
-    found = [passed(Turned(LAYERS[name](first), time_first=first), batch, estimator) for first in (True, False)]
-    assert_same(*found)
+    actual = [passed(Turned(LAYERS[name](first), time_first=first), batch, estimator) for first in (True, False)]
+    assert_same(*actual)
 
 
 def test_the_expected_loss_of_a_mean_over_time_is_its_closed_form() -> None:
     """E nll = nll at the mean + ½ Σ var, where a Linear sees as many positions as there are rows."""
     net, batch, count = Turned(nn.Linear(4, 2), time_first=True), minibatch(T, T, 4), 120
-    found = torch.stack([one.nll_M for one in passes_of(net, batch, "auto", count=count)])
+    actual = torch.stack([one.nll_M for one in passes_of(net, batch, "auto", count=count)])
     average_B4 = batch.inputs[0].mean(1)
     scale_D = 0.3 * normal(1, 10, seed=6)[0].exp()
     variance = (average_B4.square() @ scale_D[:8].square().view(2, 4).T + scale_D[8:].square()).sum(-1).mean()
     at_mean = passed(net, batch, "auto", scale=1e-9).nll_M
     exact = float(at_mean + 0.5 * variance)
-    error = float(found.std()) / math.sqrt(count)
-    assert abs(float(found.mean()) - exact) < 4.5 * error < 0.5 * float(variance)  # of which 1 − 1/T would be missing
+    error = float(actual.std()) / math.sqrt(count)
+    assert abs(float(actual.mean()) - exact) < 4.5 * error < 0.5 * float(variance)  # of which 1 − 1/T would be missing
 
 
 class Table(nn.Module):
@@ -194,11 +194,11 @@ def test_where_rows_have_no_axis_of_their_own_weights_are_drawn(
 def test_rows_of_another_shape_are_looked_at_again() -> None:
     """A layer of one position has exact noise, one of several keeps their covariance, in whatever order they come."""
     model = tb.Model(nn.Linear(4, 2).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal())
-    density, found = LogDensity(model, 50, training=True), []
+    density, actual = LogDensity(model, 50, training=True), []
     for shape in ((4,), (4, 4), (4,), (1, 4)):
         batch = minibatch(4, *shape)
-        found.append(how(density, batch.map(lambda t: t[0]), "auto")["weight"])
-    assert found == ["local", "flipout", "local", "flipout"]
+        actual.append(how(density, batch.map(lambda t: t[0]), "auto")["weight"])
+    assert actual == ["local", "flipout", "local", "flipout"]
 
 
 @pytest.mark.parametrize("estimator", ["local", "flipout"])

@@ -42,21 +42,21 @@ def test_a_linear_model_ends_at_the_maximum_of_its_exact_evidence(start: float) 
         schedule=tb.Constant(), plan="loop",
     )  # fmt: skip
     model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.7), tb.priors.Normal(start))
-    found = tb.fit(model, (X, Y), method, callbacks=())
-    assert isinstance(found, tb.LaplacePosterior)
+    actual = tb.fit(model, (X, Y), method, callbacks=())
+    assert isinstance(actual, tb.LaplacePosterior)
 
     def negative(point: Any) -> float:
         return -LinearGaussian(X, Y, math.exp(point[0]), math.exp(point[1])).log_evidence()
 
     best = minimize(negative, [0.0, 0.0], method="Nelder-Mead", options={"fatol": 1e-12, "xatol": 1e-9})
     scale, noise = (math.exp(value) for value in best.x)
-    assert_close(found.model.prior.stds()[0], scale, rtol=1e-4)
-    assert isinstance(found.model.likelihood, tb.likelihoods.Gaussian)
-    assert found.model.likelihood.scale == pytest.approx(noise, rel=1e-4)
-    assert float(found.log_evidence()) == pytest.approx(-best.fun, abs=1e-6)
+    assert_close(actual.model.prior.stds()[0], scale, rtol=1e-4)
+    assert isinstance(actual.model.likelihood, tb.likelihoods.Gaussian)
+    assert actual.model.likelihood.scale == pytest.approx(noise, rel=1e-4)
+    assert float(actual.log_evidence()) == pytest.approx(-best.fun, abs=1e-6)
     mean, covariance = LinearGaussian(X, Y, scale, noise).posterior()
-    assert_close(found.mean_MD[0], mean, rtol=1e-3, atol=1e-4)
-    assert_close(found.gaussian.covariance.dense()[0], covariance, rtol=1e-3, atol=1e-6)
+    assert_close(actual.mean_MD[0], mean, rtol=1e-3, atol=1e-4)
+    assert_close(actual.gaussian.covariance.dense()[0], covariance, rtol=1e-3, atol=1e-6)
 
 
 def on_a_small_table(**settings: Any) -> tuple[Any, tuple[torch.Tensor, torch.Tensor], float]:
@@ -64,19 +64,19 @@ def on_a_small_table(**settings: Any) -> tuple[Any, tuple[torch.Tensor, torch.Te
     inputs = normal(80, 2)
     targets = 2 * inputs[:, :1] + 0.3 * normal(80, 1, seed=1)
     model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
-    found = tb.fit(model, (inputs, targets), tb.OnlineLaplace("dense", prior="scalar", **settings), callbacks=())
+    actual = tb.fit(model, (inputs, targets), tb.OnlineLaplace("dense", prior="scalar", **settings), callbacks=())
     best = max(
         LinearGaussian(inputs, targets[:, 0], float(scale), 0.3).log_evidence() for scale in torch.linspace(0.5, 3, 100)
     )
-    return found, (inputs, targets), best
+    return actual, (inputs, targets), best
 
 
 @pytest.mark.study  # a linear model ends at its exact evidence, above
 def test_a_small_table_at_the_usual_length() -> None:
     """The evidence is the exact one; 2,000 steps are usual, as a test below has it, and 800 are enough."""
-    found, _, best = on_a_small_table(epochs_of_descent=800)
-    assert float(found.log_evidence()) == pytest.approx(best, abs=0.02)
-    assert not found.problems
+    actual, _, best = on_a_small_table(epochs_of_descent=800)
+    assert float(actual.log_evidence()) == pytest.approx(best, abs=0.02)
+    assert not actual.problems
 
 
 def test_a_descent_that_is_too_short(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_the_pass_has_its_first_name_in_checkpoints() -> None:
     assert "/survey/weights_MD" in tensors
     assert not any("last_pass" in name for name in (*tensors, *numbers))
     other_M = torch.full_like(state.last_pass.log_likelihood_M, 7.0)
-    found = restore(state, {**tensors, "/survey/log_likelihood_M": other_M}, numbers)
-    assert_close(found.last_pass.log_likelihood_M, other_M)
+    actual = restore(state, {**tensors, "/survey/log_likelihood_M": other_M}, numbers)
+    assert_close(actual.last_pass.log_likelihood_M, other_M)
 
 
 def test_what_it_refuses() -> None:
@@ -223,7 +223,7 @@ def test_length_and_factor_are_those_of_a_search_by_hand(tmp_path: Path, monkeyp
         return tb.fit(model, data, method, callbacks=(), seed=3, start=0.5 * normal(33), **about)
 
     settings = {"structure": "kronecker", "optimizer": tb.Adam(0.02), "check_mode": False}
-    found = fit(tb.OnlineLaplace(**settings), validation=held_out, directory=tmp_path)
+    actual = fit(tb.OnlineLaplace(**settings), validation=held_out, directory=tmp_path)
     chosen = json.loads((tmp_path / "config.json").read_text())["chosen"]
     widest, by_hands = [], {}
     for epochs in (lengths := list(dict.fromkeys(each["epochs_of_descent"] for each in chosen["tried"]))):
@@ -242,7 +242,7 @@ def test_length_and_factor_are_those_of_a_search_by_hand(tmp_path: Path, monkeyp
     assert chosen["settings"] == {**best, "check_mode": False}
     own = {**settings, "epochs_of_descent": best["epochs_of_descent"] or usual}
     same, plain = fit(tb.OnlineLaplace(**own, factor=best["factor"])), by_hands[best["epochs_of_descent"]]
-    assert_close(found.strength_D, same.strength_D)
+    assert_close(actual.strength_D, same.strength_D)
     assert_close(same.strength_D, plain.strength_D * best["factor"])
     assert torch.equal(same.mean_MD, plain.mean_MD)
 
@@ -262,7 +262,7 @@ def test_what_a_search_only_tries_has_no_problems_to_warn_of() -> None:
     )
     source = as_source(model, (X, Y), 40)
     density = LogDensity(model, 40, None, plan="loop", training=True)
-    found = trial(method, density, Fold(source, []), begin=Begin(model.given_weights()[None], {}, [0]))
-    assert found.problems == ()
+    actual = trial(method, density, Fold(source, []), begin=Begin(model.given_weights()[None], {}, [0]))
+    assert actual.problems == ()
     with pytest.warns(tb.ProblemWarning, match="noise scale was changed"):
         assert tb.fit(model, (X, Y), method, start=network, callbacks=()).problems

@@ -36,8 +36,8 @@ def test_laplace_on_picked_weights_is_that_of_their_jacobian(structure: str) -> 
     module, (inputs, targets) = made("conv_batch_norm").eval(), rows_of("conv_batch_norm")
     model = tb.Model(module, tb.likelihoods.Categorical(), random=masks(module))
     method = tb.Laplace(structure=structure, check_mode=False, rank=model.layout.size, prior="model")  # type: ignore[arg-type]
-    found = tb.fit(model, (inputs, targets), method, start=module, callbacks=())
-    assert isinstance(found, tb.LaplacePosterior)
+    actual = tb.fit(model, (inputs, targets), method, start=module, callbacks=())
+    assert isinstance(actual, tb.LaplacePosterior)
     named = {n: p.detach() for n, p in module.named_parameters()}
     jacobian = vmap(jacrev(lambda p, x: functional_call(module, p, (x[None],))[0]), (None, 0))(named, inputs)
     chosen = torch.cat([mask.flatten() for mask in masks(module).values()])
@@ -46,11 +46,11 @@ def test_laplace_on_picked_weights_is_that_of_their_jacobian(structure: str) -> 
     middle = torch.diag_embed(probs) - probs.unsqueeze(2) * probs.unsqueeze(1)
     expected = torch.einsum("nki,nkl,nlj->ij", rows, middle, rows)
     if structure == "diagonal":
-        assert_close(found.curvature.diagonal()[0], expected.diagonal(), rtol=1e-9)
+        assert_close(actual.curvature.diagonal()[0], expected.diagonal(), rtol=1e-9)
     elif structure != "kronecker":  # that has the parameters that are picked whole in blocks of their own
-        assert_close(found.curvature.dense()[0], expected, rtol=1e-7, atol=1e-9)
-    variance = tb.Linearised(found).functions(inputs).covariance_MBKK[0]
-    precision = torch.linalg.inv(found.gaussian.covariance.dense()[0])
+        assert_close(actual.curvature.dense()[0], expected, rtol=1e-7, atol=1e-9)
+    variance = tb.Linearised(actual).functions(inputs).covariance_MBKK[0]
+    precision = torch.linalg.inv(actual.gaussian.covariance.dense()[0])
     assert_close(variance, rows @ torch.linalg.solve(precision, rows.mT), rtol=1e-6, atol=1e-9)
 
 

@@ -40,11 +40,11 @@ def curvature_of(posterior: tb.LaplacePosterior) -> Tensor:
 
 def groups(posterior: tb.LaplacePosterior, prior: str) -> Tensor:
     """Group of each weight, from its name."""
-    layout, found = posterior.model.layout, []
+    layout, actual = posterior.model.layout, []
     for number, (name, size) in enumerate(zip(layout.names, layout.sizes, strict=True)):
         group = {"scalar": 0, "layer": int(name[0]) // 2, "model": 0}[prior]
-        found.append(torch.full((size,), group if prior != "tensor" else number))
-    return torch.cat(found)
+        actual.append(torch.full((size,), group if prior != "tensor" else number))
+    return torch.cat(actual)
 
 
 def log_evidence(posterior: tb.LaplacePosterior, factor_D: Tensor, noise: float = 1.0) -> float:
@@ -129,10 +129,10 @@ def test_a_precision_for_every_weight_goes_with_noise(few: int, monkeypatch: pyt
     monkeypatch.setattr(beside, "_FEW", few)
     fitted = regression("diagonal")
     noise = tb.tune(fitted, prior="scalar", noise=True).noise_scale
-    found = tb.tune(fitted, prior="weight", noise=True)
-    assert found.noise_scale == pytest.approx(noise)
-    assert_close(found.strength_D, tb.tune(fitted.with_noise(noise), prior="weight").strength_D)
-    assert_close(tb.tune(found, prior="weight", noise=True).noise_scale, noise, rtol=1e-6)
+    actual = tb.tune(fitted, prior="weight", noise=True)
+    assert actual.noise_scale == pytest.approx(noise)
+    assert_close(actual.strength_D, tb.tune(fitted.with_noise(noise), prior="weight").strength_D)
+    assert_close(tb.tune(actual, prior="weight", noise=True).noise_scale, noise, rtol=1e-6)
     with pytest.raises(ValueError, match="for one mode with diagonal curvature"):
         tb.tune(regression("kronecker"), prior="weight", noise=True)
 
@@ -191,8 +191,8 @@ def test_tuning_twice_changes_nothing_and_saving_keeps_it(tmp_path: Any) -> None
     assert_close(loaded.log_evidence(), tuned.log_evidence())
     assert loaded.model.likelihood == tuned.model.likelihood
     inputs = normal(3, 3, seed=8)
-    found, expected = (tb.predict(tb.Linearised(p), inputs) for p in (loaded, tuned))
-    assert_close(found.variance, expected.variance)
+    actual, expected = (tb.predict(tb.Linearised(p), inputs) for p in (loaded, tuned))
+    assert_close(actual.variance, expected.variance)
 
 
 @pytest.mark.parametrize(("prior", "noise"), [("scalar", True), ("model", True), ("layer", False)])
@@ -348,14 +348,14 @@ def test_single_precision_does_not_lose_the_way(prior: Any) -> None:
     """A matrix that rounding has made indefinite, and a start far from the noise."""
     module = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 1))
     inputs, targets = X.float(), Y.unsqueeze(1).float()
-    found = {}
+    actual = {}
     for dtype in (torch.float32, torch.float64):
         model = tb.Model(module.to(dtype), tb.likelihoods.Gaussian(0.02), tb.priors.Normal(1.0))
         start = (0.4 * normal(1, model.layout.size, seed=3)).to(dtype)
         data = inputs.to(dtype), targets.to(dtype)
         method = tb.Laplace("dense", prior=prior, noise=True, check_mode=False)
-        found[dtype] = tb.fit(model, data, method, start=start, callbacks=())
-    single, double = (p.model.likelihood.scale for p in found.values())  # type: ignore[attr-defined]
+        actual[dtype] = tb.fit(model, data, method, start=start, callbacks=())
+    single, double = (p.model.likelihood.scale for p in actual.values())  # type: ignore[attr-defined]
     # eigenvalues of 201 weights are known to 201 ε = 2.4e-5 of the largest; a lost way is off by orders of magnitude
     assert single == pytest.approx(double, rel=1e-4)
 
@@ -404,8 +404,8 @@ def test_without_the_exact_curvature_the_noise_is_near_that_by_it(structure: Any
         for name in (structure, "dense")
     }
     assert fitted[structure].exact is None  # type: ignore[attr-defined]
-    found, exact = (tb.tune(fitted[name], noise=True).noise_scale for name in (structure, "dense"))  # type: ignore[arg-type]
-    assert exact <= found < 1.22 * exact
+    actual, exact = (tb.tune(fitted[name], noise=True).noise_scale for name in (structure, "dense"))  # type: ignore[arg-type]
+    assert exact <= actual < 1.22 * exact
 
 
 def table(rows: int, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

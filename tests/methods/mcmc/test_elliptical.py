@@ -179,8 +179,8 @@ def test_priors_without_variance_need_a_scale(prior: Any):
     rows = (INPUTS, targets(1.5).targets_N.unsqueeze(1))
     with pytest.raises(ValueError, match="Give `scale`"):
         tb.fit(linear(prior), rows, tb.EllipticalSlice(2, 20, 5), callbacks=())
-    found: Any = tb.fit(linear(prior), rows, tb.EllipticalSlice(2, 20, 5, scale=1.0), callbacks=())
-    assert torch.isfinite(found.weights_MSD).all()
+    actual: Any = tb.fit(linear(prior), rows, tb.EllipticalSlice(2, 20, 5, scale=1.0), callbacks=())
+    assert torch.isfinite(actual.weights_MSD).all()
 
 
 def test_a_density_without_prior_needs_a_scale():

@@ -447,8 +447,8 @@ def test_a_cyclical_chain_finds_the_modes_that_a_plain_one_does_not():
     cycles = tb.Cycles(cycle, exploration=0.0, draws=cycle - 5)
     cyclical = tb.SGLD(4, steps, 0, step_size=2 * 0.07, batch_size=None, schedule=cycles, thin=1)
     plain = tb.SGLD(4, steps, 0, step_size=2 * 0.043, batch_size=None, schedule=tb.Decay(100.0, 0.55), thin=1)
-    found = tb.sample(density, cyclical, start, seed=2)
-    assert all((mode_shares(chain) > 0).sum() >= 20 for chain in found.weights_MSD)
+    actual = tb.sample(density, cyclical, start, seed=2)
+    assert all((mode_shares(chain) > 0).sum() >= 20 for chain in actual.weights_MSD)
     with pytest.warns(tb.ProblemWarning, match="chains disagree on weight"):
         lone = tb.sample(density, plain, start, seed=2)
     assert all((mode_shares(chain) > 0.01).sum() <= 8 for chain in lone.weights_MSD)

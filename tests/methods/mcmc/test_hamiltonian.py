@@ -293,11 +293,11 @@ def test_a_mass_for_each_layer_is_refused_where_there_are_none(make: Callable[..
 def test_a_trajectory_is_a_quarter_of_the_period_of_the_widest_prior(tempering: str, mass: Any, expected: float):
     """(π/2) σ √T with σ = 2 and T = 1/4; with a mass that sets the units, π/2."""
     density = network({"0.*": tb.priors.Normal(0.5), "*": tb.priors.Normal(2.0)}, temperature=0.25, tempering=tempering)
-    length, found = math.pi / 2 * expected, []
+    length, actual = math.pi / 2 * expected, []
     for factor in (1 - 1e-6, 1.0, 1 + 1e-6):
         method = tb.HMC(1, 30, 25, step_size=factor * length / 7, mass=mass)
-        found.append(float(trace(density, method, 0.1 * normal(1, 17), 1)[2][0]["gradients"]))
-    assert found == [8, 7, 7]
+        actual.append(float(trace(density, method, 0.1 * normal(1, 17), 1)[2][0]["gradients"]))
+    assert actual == [8, 7, 7]
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,10 @@ def test_the_mass_of_the_prior_makes_chains_of_other_units_the_same(make: Any):
     """Adaptation included: w / σ is the chain on N(0, I), and so is its step size."""
     stds_D = torch.tensor([0.01, 1.0, 30.0, 5.0]).double()
     method, start_MD = make(3, 80, 40, mass="prior"), normal(3, 4)
-    found = tb.sample(Known(stds_D.diag() ** 2), method, start_MD * stds_D, callbacks=())
+    actual = tb.sample(Known(stds_D.diag() ** 2), method, start_MD * stds_D, callbacks=())
     expected = tb.sample(Known(torch.eye(4)), replace(method, mass="unit"), start_MD, callbacks=())
-    assert_close(found.weights_MSD / stds_D, expected.weights_MSD, rtol=1e-8, atol=1e-9)
-    assert_close(found.numbers["step_size"], expected.numbers["step_size"], rtol=1e-8)
+    assert_close(actual.weights_MSD / stds_D, expected.weights_MSD, rtol=1e-8, atol=1e-9)
+    assert_close(actual.numbers["step_size"], expected.numbers["step_size"], rtol=1e-8)
     assert expected.numbers["step_size"].std() > 0.01
 
 
@@ -209,9 +209,9 @@ def test_without_a_mass_a_state_holds_none(make: Any):
 @either
 def test_where_there_is_no_prior_the_mass_is_adapted_unless_something_is_given(make: Any):
     density, start_MD = correlated_gaussian(3, 10.0).density(), normal(2, 3)
-    found = tb.sample(density, make(2, 80, 40), start_MD, callbacks=())
+    actual = tb.sample(density, make(2, 80, 40), start_MD, callbacks=())
     named = tb.sample(density, make(2, 80, 40, mass="diagonal"), start_MD, callbacks=())
-    assert torch.equal(found.weights_MSD, named.weights_MSD)
+    assert torch.equal(actual.weights_MSD, named.weights_MSD)
     for method in (make(2, 80, 40, step_size=0.3), make(2, 80, 19), make(2, 80, 40, mass="dense")):
         assert method.without_prior is None
     network = nn.Linear(2, 1).double()
@@ -253,8 +253,8 @@ def test_an_ill_conditioned_normal_costs_what_a_standard_one_costs(make: Any):
 
     def worth(mass: Any, scales_D: Tensor) -> float:
         method = make(chains, steps, burn_in, mass=mass)
-        found = run_chains(Known(scales_D.diag() ** 2), method, start_MD * scales_D, seed=1)
-        return float(ess((found.weights_MSD / scales_D).square()).median())
+        actual = run_chains(Known(scales_D.diag() ** 2), method, start_MD * scales_D, seed=1)
+        return float(ess((actual.weights_MSD / scales_D).square()).median())
 
     plain, diagonal, dense = (worth(mass, scales_D) for mass in ("unit", "diagonal", "dense"))
     ideal = worth("unit", torch.ones(10).double())

@@ -180,15 +180,15 @@ def test_a_diagnosis_complains_of_trajectories_cut_short(
     model, data = tb.Model(nn.Linear(4, 1).double(), tb.likelihoods.Gaussian(1.0)), (normal(8, 4), normal(8, 1, seed=1))
     method = tb.NUTS(2, 24, 4, step_size=step_size, mass="unit", max_doublings=doublings, plan="loop")
     posterior = tb.fit(model, data, method, directory=tmp_path, callbacks=())
-    found = tb.diagnose(posterior, data[0], log=tmp_path)  # type: ignore[arg-type]
-    assert found.record is not None
-    assert found.record.saturated_M is not None
-    assert found.record.saturated_M.tolist() == [share, share]
-    said, table = " ".join(remarks(found)), chain_table(found)
+    actual = tb.diagnose(posterior, data[0], log=tmp_path)  # type: ignore[arg-type]
+    assert actual.record is not None
+    assert actual.record.saturated_M is not None
+    assert actual.record.saturated_M.tolist() == [share, share]
+    said, table = " ".join(remarks(actual)), chain_table(actual)
     assert ("Of the trajectories of each chain, 100.0 % were cut short by `max_doublings`" in said) == (share == 1)
     assert table is not None
     assert table.cells[0][list(table.columns).index("saturated")].text == f"{100 * share:.1f} %"
-    assert numbers(found)["by_chain"]["saturated"] == [share, share]
+    assert numbers(actual)["by_chain"]["saturated"] == [share, share]
 
 
 def test_samplers_without_trees_are_never_saturated():
@@ -214,8 +214,10 @@ def test_an_oscillator_turns_after_half_a_period(step: float, phase: float):
     for points in range(2, math.ceil(2 * math.pi / step)):
         angles_P = phase + step * torch.arange(points, dtype=torch.float64)
         momenta_PD = torch.stack([angles_P.cos(), angles_P.sin()], 1) / inverse_mass_MD.sqrt()
-        found = turns(momenta_PD[:1], momenta_PD[-1:], momenta_PD.sum(0, keepdim=True), inverse_mass_MD=inverse_mass_MD)
-        assert bool(found) == ((points - 1) * step >= math.pi)
+        actual = turns(
+            momenta_PD[:1], momenta_PD[-1:], momenta_PD.sum(0, keepdim=True), inverse_mass_MD=inverse_mass_MD
+        )
+        assert bool(actual) == ((points - 1) * step >= math.pi)
 
 
 @pytest.mark.parametrize("size", [2, 50])

@@ -74,12 +74,12 @@ def start(chains: int) -> Tensor:
 def test_an_exception_rejects_as_no_density_does(make: Callable[[int], Sampler], broken: Any, chains: int):
     """Of seven chains that are evaluated together, exactly those that went beyond the wall, for every pattern."""
     expected = tb.sample(tb.FunctionDensity(no_density), make(chains), start(chains), seed=2)
-    found = tb.sample(tb.FunctionDensity(broken), make(chains), start(chains), seed=2)
-    assert torch.equal(found.weights_MSD, expected.weights_MSD)
+    actual = tb.sample(tb.FunctionDensity(broken), make(chains), start(chains), seed=2)
+    assert torch.equal(actual.weights_MSD, expected.weights_MSD)
     for name in ("acceptance", "divergent", "step_size", "gradients"):
-        assert torch.equal(found.numbers[name], expected.numbers[name])
-    assert torch.equal(found.numbers["failed"], expected.numbers["divergent"])
-    assert 0 < found.numbers["failed"].mean() < 1
+        assert torch.equal(actual.numbers[name], expected.numbers[name])
+    assert torch.equal(actual.numbers["failed"], expected.numbers["divergent"])
+    assert 0 < actual.numbers["failed"].mean() < 1
     assert (expected.numbers["failed"] == 0).all()
 
 

@@ -141,8 +141,8 @@ class TestTraps:
 
     def test_covariance_is_halved_and_divided_by_what_was_collected(self) -> None:
         """Deviations 0, ½, 3: ½ [14/3 + 9.25/(K − 1)], K = 3 of them though the rank is 20."""
-        found = float(moments_of(self.snapshots, 20).covariance(None).dense())
-        assert found == pytest.approx(0.5 * (14 / 3 + 9.25 / 2))
+        actual = float(moments_of(self.snapshots, 20).covariance(None).dense())
+        assert actual == pytest.approx(0.5 * (14 / 3 + 9.25 / 2))
         assert float(moments_of(self.snapshots, 2).covariance(None).dense()) == pytest.approx(0.5 * (14 / 3 + 9.25))
 
     def test_equal_snapshots_have_the_smallest_variance(self) -> None:
@@ -173,10 +173,10 @@ def test_sampled_moments_are_the_declared_ones(rank: int) -> None:
         scale = sigma.diagonal().sqrt()
         error = (samples[:, m].mean(0) - posterior.mean_MD[m]) / scale * math.sqrt(draws)
         assert error.abs().max() < 4.5  # 51 standard normals
-        found = torch.cov(samples[:, m].T)
+        actual = torch.cov(samples[:, m].T)
         # variance of a sample covariance of normals: (Σ_ij² + Σ_ii Σ_jj)/S
         deviation = ((sigma**2 + torch.outer(sigma.diagonal(), sigma.diagonal())) / draws).sqrt()
-        assert ((found - sigma) / deviation).abs().max() < 5.5  # 1,326 nearly normal numbers
+        assert ((actual - sigma) / deviation).abs().max() < 5.5  # 1,326 nearly normal numbers
 
 
 @pytest.mark.parametrize(("per_epoch", "expected"), [(1, [5]), (2, [3, 5]), (3, [2, 4, 5]), (5, [1, 2, 3, 4, 5])])

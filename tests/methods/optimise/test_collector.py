@@ -163,8 +163,8 @@ def part_compiled(net: Any) -> nn.Module:
 def test_wrapped_networks_are_read(wrap: Any) -> None:
     model, nets = model_of(), visited()
     expected = swag(model, nets)
-    found = swag(model, [wrap(net) for net in nets])
-    torch.testing.assert_close(found.sample(5), expected.sample(5), rtol=0, atol=0)
+    actual = swag(model, [wrap(net) for net in nets])
+    torch.testing.assert_close(actual.sample(5), expected.sample(5), rtol=0, atol=0)
 
 
 @COMPILES
@@ -448,10 +448,10 @@ def test_noise_without_a_maximum_is_said() -> None:
     net = model.network.module
     point = tb.Point(model, model.given_weights().unsqueeze(0))
     exact = (x, net(x).detach())
-    found = torch.cat(
+    actual = torch.cat(
         learned_at(point, as_source(model, exact, 20))
     )  # residuals of 0: the prior alone bounds the scale
-    assert torch.isfinite(found).all()
+    assert torch.isfinite(actual).all()
     collector = tb.SWA().collector(model)
     collector.collect(net)
     with pytest.raises(ValueError, match="empty"):
@@ -507,9 +507,9 @@ def test_an_interrupted_collector_is_one_that_was_not(name: str, method: tb.SWA 
             parts.collect(nets[t], member=m)
         parts.save(path)
     assert parts.points == whole.points == (6, 6)
-    found, expected = parts.posterior(data), whole.posterior(data)
-    assert torch.equal(found.sample(4), expected.sample(4))
-    assert torch.equal(found.functions(2)(data[0]), expected.functions(2)(data[0]))
+    actual, expected = parts.posterior(data), whole.posterior(data)
+    assert torch.equal(actual.sample(4), expected.sample(4))
+    assert torch.equal(actual.functions(2)(data[0]), expected.functions(2)(data[0]))
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
@@ -543,12 +543,12 @@ def test_damaged_files_are_never_misread(tmp_path: Path) -> None:
     for seed in range(60):
         chance = random.Random(seed)
         path.write_bytes(chance.choice([*DAMAGES.values()])(good, chance, other))
-        said, found = "", None
+        said, actual = "", None
         try:
-            found = tb.SWAG(rank=3).collector(model, resume=path)
+            actual = tb.SWAG(rank=3).collector(model, resume=path)
         except ValueError as error:
             said = str(error)
-        assert str(path) in said or (found is not None and torch.equal(found.posterior().sample(3), expected))
+        assert str(path) in said or (actual is not None and torch.equal(actual.posterior().sample(3), expected))
 
 
 def test_every_network_of_the_registry_can_be_collected() -> None:

@@ -204,7 +204,7 @@ def test_both_passes_have_the_same_masks() -> None:
 def test_statistics_of_batch_norm_are_those_at_the_weights() -> None:
     model, (inputs, targets) = model_of("conv_batch_norm"), rows_of("conv_batch_norm")
     batch = tb.Batch(inputs.unsqueeze(0), targets.unsqueeze(0))
-    found = []
+    actual = []
     for optimizer in (PLAIN, tb.SAM(PLAIN, rho=1.0)):
         density = tb.LogDensity(model, 24, plan="loop", training=True)
         weights_MD, buffers = model.starting_weights([0])
@@ -212,8 +212,8 @@ def test_statistics_of_batch_norm_are_those_at_the_weights() -> None:
         before_MD = weights_MD.clone()
         objective.loss(weights_MD, batch, buffers=buffers, seeds=[0], out=out)
         assert torch.equal(weights_MD, before_MD)
-        found.append((buffers, out))
-    (plain, slope), (sam, other) = found
+        actual.append((buffers, out))
+    (plain, slope), (sam, other) = actual
     assert int(sam["1.num_batches_tracked"]) == 1
     torch.testing.assert_close(sam["1.running_mean"], plain["1.running_mean"], rtol=0, atol=0)
     torch.testing.assert_close(sam["1.running_var"], plain["1.running_var"], rtol=0, atol=0)

@@ -126,9 +126,9 @@ def test_combining_in_blocks_is_a_matrix_product(size: int) -> None:
     for mixing, centred in ((mixing_MM, False), (None, False), (mixing_MM, True), (None, True)):
         force = force_MM - force_MM.mean(1, keepdim=True) if centred else force_MM
         expected = (gradient_MD if mixing is None else mixing @ gradient_MD) + force @ particles_MD
-        found = gradient_MD.clone()
-        combine_(found, mixing, force, particles_MD=particles_MD, centred=centred)
-        assert_close(found, expected, atol=1e-11)
+        actual = gradient_MD.clone()
+        combine_(actual, mixing, force, particles_MD=particles_MD, centred=centred)
+        assert_close(actual, expected, atol=1e-11)
 
 
 # --- scores ---
@@ -148,8 +148,8 @@ def test_scores_are_their_definitions(score: Score) -> None:
         expected_MD = torch.linalg.inv(ridged) @ own_MMD.sum(1)
     else:
         expected_MD = spectral(particles_MD, particles_MD, h, share=0.99)
-    found = score_matrix(RBF(h).pairs(gram(particles_MD, centred=True)), score)
-    assert_close(found @ particles_MD, expected_MD, atol=1e-10)
+    actual = score_matrix(RBF(h).pairs(gram(particles_MD, centred=True)), score)
+    assert_close(actual @ particles_MD, expected_MD, atol=1e-10)
 
 
 def spectral(points_ND: Tensor, draws_PD: Tensor, h: float, *, share: float) -> Tensor:
@@ -173,8 +173,8 @@ def test_the_spectral_score_elsewhere_is_its_definition() -> None:
     for h in (0.8, None):
         pairs = torch.pdist(torch.cat([points_ND, draws_PD]))
         own = h or float(pairs.quantile(0.5)) ** 2 / math.log(13)
-        found = score_elsewhere(joined, 4, bandwidth=h) @ draws_PD
-        assert_close(found, spectral(points_ND, draws_PD, own, share=0.99), rtol=1e-8, atol=1e-8)
+        actual = score_elsewhere(joined, 4, bandwidth=h) @ draws_PD
+        assert_close(actual, spectral(points_ND, draws_PD, own, share=0.99), rtol=1e-8, atol=1e-8)
 
 
 def test_the_spectral_score_of_normal_draws_is_a_line_of_slope_minus_one() -> None:
@@ -197,9 +197,9 @@ def test_under_a_linear_kernel_particles_have_the_moments_of_a_normal_density() 
     precision = torch.linalg.inv(covariance_DD)
     method = tb.SVGD(members=10, kernel="linear", **settled(0.02))
     log_density = lambda w: -0.5 * torch.einsum("md,de,me->m", w - mean_D, precision, w - mean_D)  # noqa: E731
-    found, _ = run(method, normal(10, 2), 2000, log_density)
-    assert_close(found.mean(0), mean_D, rtol=1e-6)
-    assert_close(torch.cov(found.T, correction=0), covariance_DD, rtol=1e-6)
+    actual, _ = run(method, normal(10, 2), 2000, log_density)
+    assert_close(actual.mean(0), mean_D, rtol=1e-6)
+    assert_close(torch.cov(actual.T, correction=0), covariance_DD, rtol=1e-6)
 
 
 def test_a_fit_under_a_linear_kernel_has_the_moments_of_the_posterior() -> None:
@@ -209,9 +209,9 @@ def test_a_fit_under_a_linear_kernel_has_the_moments_of_the_posterior() -> None:
     method = tb.SVGD(
         6, 500, kernel="linear", batch_size=24, optimizer=tb.SGD(lr=0.2, momentum=0.9), schedule=tb.Constant()
     )
-    found = tb.fit(model, (inputs, targets.unsqueeze(1)), method, callbacks=()).tensors()["weights_MD"]
-    assert_close(found.mean(0), mean_D, rtol=1e-6)
-    assert_close(torch.cov(found.T, correction=0), covariance_DD, rtol=1e-5)
+    actual = tb.fit(model, (inputs, targets.unsqueeze(1)), method, callbacks=()).tensors()["weights_MD"]
+    assert_close(actual.mean(0), mean_D, rtol=1e-6)
+    assert_close(torch.cov(actual.T, correction=0), covariance_DD, rtol=1e-5)
 
 
 # the variance of 50 particles at rest under N(0, I) and the median heuristic, by the number of dimensions; there are
@@ -232,9 +232,9 @@ def often(one: int) -> pytest.MarkDecorator:
 @often(1)
 def test_particles_of_svgd_at_rest_spread_too_little_by_a_known_amount(size: int) -> None:
     expected, within = SVGD_AT_REST[size]
-    found, force = run(tb.SVGD(members=50, **settled(1.0)), normal(50, size), 700)
+    actual, force = run(tb.SVGD(members=50, **settled(1.0)), normal(50, size), 700)
     assert force < 1e-3
-    assert variance(found) == pytest.approx(expected, abs=within)
+    assert variance(actual) == pytest.approx(expected, abs=within)
 
 
 @pytest.mark.study  # so does one of fixed bandwidth, below, by half of it
@@ -242,16 +242,16 @@ def test_particles_of_svgd_at_rest_spread_too_little_by_a_known_amount(size: int
 @often(10)
 def test_a_repulsive_ensemble_at_rest_spreads_too_little_by_a_known_amount(size: int) -> None:
     expected, within = KDE_AT_REST[size]
-    found, force = run(in_weights(members=50, **settled(0.02 if size == 1 else 0.1)), normal(50, size), 900)
+    actual, force = run(in_weights(members=50, **settled(0.02 if size == 1 else 0.1)), normal(50, size), 900)
     assert force < 1e-3
-    assert variance(found) == pytest.approx(expected, abs=within)
+    assert variance(actual) == pytest.approx(expected, abs=within)
 
 
 @pytest.mark.slow
 @pytest.mark.study  # fifty particles at rest, above, take the same steps
 def test_more_particles_of_svgd_spread_more() -> None:
-    found, _ = run(tb.SVGD(members=200, **settled(1.0)), normal(200, 1), 2500)
-    assert variance(found) == pytest.approx(0.979, abs=0.002)
+    actual, _ = run(tb.SVGD(members=200, **settled(1.0)), normal(200, 1), 2500)
+    assert variance(actual) == pytest.approx(0.979, abs=0.002)
 
 
 @pytest.mark.slow
@@ -259,8 +259,8 @@ def test_more_particles_of_svgd_spread_more() -> None:
 @pytest.mark.parametrize(("count", "expected"), [(50, 0.728), (200, 0.745)])
 def test_kde_of_fixed_bandwidth_takes_half_of_it_off_the_variance(count: int, expected: float) -> None:
     """With n → ∞ the variance under N(0, 1) is 1 − h/2."""
-    found, _ = run(in_weights(members=count, bandwidth=0.5, **settled(0.05)), normal(count, 1), 450)
-    assert variance(found) == pytest.approx(expected, abs=0.002)
+    actual, _ = run(in_weights(members=count, bandwidth=0.5, **settled(0.05)), normal(count, 1), 450)
+    assert variance(actual) == pytest.approx(expected, abs=0.002)
 
 
 def test_without_a_ridge_sge_rests_where_svgd_does() -> None:
@@ -306,11 +306,11 @@ def test_one_particle_chooses_the_epochs_that_map_does(monkeypatch: pytest.Monke
     monkeypatch.setattr(length, "_LONGEST", 60)  # steps of the first runs at most
     inputs = normal(120, 4)
     data = (inputs, (inputs[:, :1].sin() + 0.2 * normal(120, 1, seed=1)))
-    found = []
+    actual = []
     for method in (tb.MAP(), in_weights(members=1)):  # SVGD has the same descent, step by step, above
         model = tb.Model(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double(), tb.likelihoods.Gaussian())
-        found.append(tb.fit(model, data, method, callbacks=()).tensors()["weights_MD"])
-    assert torch.equal(found[0], found[1])
+        actual.append(tb.fit(model, data, method, callbacks=()).tensors()["weights_MD"])
+    assert torch.equal(actual[0], actual[1])
 
 
 # --- annealing ---
@@ -346,9 +346,9 @@ def test_particles_that_are_given_one_start_move_apart(method: Any) -> None:
     """Even where all see the same rows, and as after a fit of one network."""
     model, data = model_of(), rows_of()
     start = model.starting_weights([0])[0][0]
-    found = tb.fit(model, [data], method, start=start, callbacks=()).tensors()["weights_MD"]
-    assert float(torch.pdist(found).min()) > 1e-3 * float(start.norm())
-    assert (found - start).square().mean() < start.square().mean()
+    actual = tb.fit(model, [data], method, start=start, callbacks=()).tensors()["weights_MD"]
+    assert float(torch.pdist(actual).min()) > 1e-3 * float(start.norm())
+    assert (actual - start).square().mean() < start.square().mean()
 
 
 def test_particles_that_end_as_one_are_a_problem() -> None:

@@ -37,7 +37,7 @@ def batch_of(members: int = MEMBERS) -> tb.Batch:
     return tb.Batch(inputs, targets)
 
 
-def found(model: tb.Model, repulsion: Repulsion, weights_MD: Tensor, *, plan: Any = "loop") -> tuple[Tensor, Tensor]:
+def actual(model: tb.Model, repulsion: Repulsion, weights_MD: Tensor, *, plan: Any = "loop") -> tuple[Tensor, Tensor]:
     """The loss of each member, and the direction of descent."""
     density = tb.LogDensity(model, 50, plan=plan, training=True)
     out = torch.full_like(weights_MD, math.nan)
@@ -84,7 +84,7 @@ def test_the_direction_is_a_product_with_dense_jacobians(
             prior_D[:size] = 0
         fit_D = torch.autograd.functional.jacobian(log_likelihood, weights_D)
         expected_MD.append(pulled_D + drive * (fit_D + prior_D))
-    loss_M, direction_MD = found(model, Repulsion(score, RBF(), drive, drawn_PD), weights_MD)
+    loss_M, direction_MD = actual(model, Repulsion(score, RBF(), drive, drawn_PD), weights_MD)
     heat = divisor / 50
     assert heat_of(tb.LogDensity(model, 50)) == heat
     assert_close(direction_MD, -heat * torch.stack(expected_MD), rtol=1e-9)
@@ -97,7 +97,7 @@ def test_members_together_are_members_one_after_the_other(drawn: int) -> None:
     model = model_with("learned noise")
     weights_MD = normal(MEMBERS, model.layout.size, seed=7)
     repulsion = Repulsion("kde", RBF(), 1.0, normal(drawn, model.layout.size, seed=8) if drawn else None)
-    alone, together = (found(model, repulsion, weights_MD, plan=plan) for plan in ("loop", "vmap"))
+    alone, together = (actual(model, repulsion, weights_MD, plan=plan) for plan in ("loop", "vmap"))
     assert_close(together[0], alone[0])
     assert_close(together[1], alone[1], rtol=1e-9)
 
@@ -144,8 +144,8 @@ def test_the_prior_of_weights_leads_to_the_posterior_mean(rows: int, noise: floa
     )
     method = tb.RepulsiveEnsemble(members=4, epochs=300, batch_size=rows, optimizer=tb.Adam(lr=0.02), plan="loop")
     posterior: Any = tb.fit(model, (inputs, targets), method, callbacks=())
-    found = posterior.weights_MD.mean(0).unsqueeze(1)
-    assert float((found - mean).norm()) < 0.1 * float((best - mean).norm())
+    actual = posterior.weights_MD.mean(0).unsqueeze(1)
+    assert float((actual - mean).norm()) < 0.1 * float((best - mean).norm())
 
 
 def test_a_resumed_run_draws_the_functions_of_its_epoch(tmp_path: Any) -> None:

@@ -264,12 +264,12 @@ def test_a_chain_has_diverged_a_thousand_nats_per_row_and_weight_below_its_start
 
 def test_draws_of_a_chain_that_was_diverging_are_its_nearest_others():
     weights_MSD, steps = normal(2, 60, 3), [10 * s for s in range(1, 61)]
-    found = mended(weights_MSD, steps, [[], [305, 590]])
-    assert torch.equal(found[0], weights_MSD[0])
+    actual = mended(weights_MSD, steps, [[], [305, 590]])
+    assert torch.equal(actual[0], weights_MSD[0])
     for s, step in enumerate(steps):
         sound = [i for i, at in enumerate(steps) if not (105 < at <= 305 or 390 < at <= 590)]
         nearest = min(sound, key=lambda i: (abs(i - s), i))
-        assert torch.equal(found[1, s], weights_MSD[1, nearest]), step
+        assert torch.equal(actual[1, s], weights_MSD[1, nearest]), step
     assert mended(weights_MSD, steps, [[], []]) is weights_MSD
     assert torch.equal(mended(weights_MSD[:, :5], steps[:5], [[50], []]), weights_MSD[:, :5])  # there are no others
 

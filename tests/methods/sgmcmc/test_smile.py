@@ -25,12 +25,12 @@ def test_noise_is_that_of_batches_without_replacement():
     gradients_ND = normal(5, 3, seed=1)  # of each row, so that a batch has N times their mean
     batches = [5 * gradients_ND[list(rows)].mean(0) for rows in itertools.combinations(range(5), size)]
     exact = torch.stack(batches).T.cov(correction=0)
-    found, count = torch.zeros(3, 3).double(), 0
+    actual, count = torch.zeros(3, 3).double(), 0
     for rows in itertools.permutations(range(5), size):
         whole_MD, half_MD = (5 * gradients_ND[list(rows[:end])].mean(0, keepdim=True) for end in (size, half))
         sample_D = Noise.none(whole_MD).after(half_MD, whole_MD, rows=size, num_data=5).sample_MD[0]
-        found, count = found + sample_D.outer(sample_D), count + 1
-    assert_close(found / count, exact, rtol=1e-9, atol=1e-9)
+        actual, count = actual + sample_D.outer(sample_D), count + 1
+    assert_close(actual / count, exact, rtol=1e-9, atol=1e-9)
 
 
 def noise_of(variances_D: Tensor, batches: int = 3000) -> Noise:
@@ -96,7 +96,7 @@ def variances(ratio: float, share: float, *, shuffled: bool) -> tuple[float, flo
     start_MD = normal(64, SIZE, seed=5) / ROWS**0.5
     state = method.init(density, start_MD, seeds=range(64), steps_per_epoch=2 if shuffled else 10**9)
     generator, squares_D, order_MN = torch.Generator().manual_seed(6), torch.zeros(SIZE).double(), torch.empty(0)
-    found = 0.0
+    actual = 0.0
     for number in range(method.steps):
         if number % 2 == 0 or not shuffled:
             order_MN = torch.rand(64, ROWS, generator=generator).argsort(1)
@@ -104,10 +104,10 @@ def variances(ratio: float, share: float, *, shuffled: bool) -> tuple[float, flo
         batch = Batch(torch.zeros(*batch_MB.shape, 1), rows_ND[batch_MB])
         state, info = method.step(density, state, batch, donate=True)
         squares_D += state.weights_MD.square().mean(0) * (number >= method.burn_in)
-        found = float(info.noise_share_M.mean())
+        actual = float(info.noise_share_M.mean())
     hot, cold = (ROWS / (method.steps - method.burn_in) * squares_D).view(2, -1).mean(1).tolist()
     exact = share * 2 * (ratio**4 + 1) / (ratio**2 + 1) ** 2
-    return hot, cold, found, exact
+    return hot, cold, actual, exact
 
 
 @pytest.mark.study  # noise and share are exact, above; a regression is met by batches below
@@ -116,8 +116,8 @@ def test_noise_that_is_drawn_anew_heats_some_directions_and_cools_others():
     ratio, share = 11.0, 0.1
     hot, cold, measured, exact = variances(ratio, share, shuffled=False)
     assert measured == pytest.approx(exact, rel=0.1)
-    for found, part in ((hot, ratio**2), (cold, 1.0)):
-        assert found == pytest.approx((1 + share * 2 * part / (1 + ratio**2)) / (1 + share), abs=0.025)
+    for actual, part in ((hot, ratio**2), (cold, 1.0)):
+        assert actual == pytest.approx((1 + share * 2 * part / (1 + ratio**2)) / (1 + share), abs=0.025)
     assert hot > 1.06 > 0.94 > cold
 
 
@@ -135,8 +135,8 @@ def test_noise_that_is_equal_in_all_directions_leaves_the_posterior():
 def test_shuffled_rows_bias_less_than_their_share():
     hot, cold, measured, exact = variances(11.0, 0.1, shuffled=True)
     assert measured < 0.2 * exact
-    for found in (hot, cold):
-        assert found == pytest.approx(1.0, abs=0.025 + measured)
+    for actual in (hot, cold):
+        assert actual == pytest.approx(1.0, abs=0.025 + measured)
 
 
 def run(method: Any, start_MD: Tensor, density: Any, seed: int = 1) -> tb.Chains:
@@ -175,8 +175,8 @@ def test_a_linear_regression_is_met(batch_size: int | None, temperature: float):
     method = tb.SMILE(64, 500, 340, 4, batch_size=batch_size)
     posterior = tb.fit(model, data, method, callbacks=())
     mean, covariance = problem.posterior()
-    found = posterior.weights_MSD.flatten(0, 1) - mean
-    white = found @ torch.linalg.cholesky(torch.linalg.inv(covariance))
+    actual = posterior.weights_MSD.flatten(0, 1) - mean
+    white = actual @ torch.linalg.cholesky(torch.linalg.inv(covariance))
     assert_close(white.mean(0), torch.zeros(8).double(), atol=0.15)
     assert_close(white.square().mean(0), torch.ones(8).double(), atol=0.25)
     assert float(white.square().mean()) == pytest.approx(1.0, abs=0.08)

@@ -131,18 +131,18 @@ def test_draws_are_combined_row_by_row_for_each_member(plan: Any) -> None:
     inputs, labels = normal(2, 10, 3), torch.arange(20).view(2, 10) % 3
     batch = Batch(inputs, labels).map(lambda t: t.repeat_interleave(3, 0))
     density = LogDensity(model, 50, plan=plan)
-    found = density.nll(weights, batch, mixing=mixing)
+    actual = density.nll(weights, batch, mixing=mixing)
     leaf = weights.clone().requires_grad_()
     for m in range(2):
         each = [model.log_likelihood(leaf[3 * m + s], Batch(inputs[m], labels[m])) for s in range(3)]
         nll = -((0.7 * torch.stack(each)).exp().mean(0).log() / 0.7).mean()
-        torch.testing.assert_close(found.log_density[m], nll.detach())
+        torch.testing.assert_close(actual.log_density[m], nll.detach())
         (wanted,) = torch.autograd.grad(3 * nll, leaf)
-        torch.testing.assert_close(found.gradient[3 * m : 3 * m + 3], wanted[3 * m : 3 * m + 3])
+        torch.testing.assert_close(actual.gradient[3 * m : 3 * m + 3], wanted[3 * m : 3 * m + 3])
     rows = Batch(inputs[0], labels[0])
     whole = LogDensity(model, 10, rows, plan=plan, chunk_size=4).nll(weights[:3], mixing=mixing)
-    torch.testing.assert_close(whole.log_density, found.log_density[:1])
-    torch.testing.assert_close(whole.gradient, found.gradient[:3])
+    torch.testing.assert_close(whole.log_density, actual.log_density[:1])
+    torch.testing.assert_close(whole.gradient, actual.gradient[:3])
 
 
 def test_the_kernel_that_sums_over_rows_says_so() -> None:
@@ -167,16 +167,16 @@ def test_passes_by_layers_are_combined_row_by_row() -> None:
     mean_MD, scale_MD = AT[0].expand(2, -1).clone(), AT[1].expand(2, -1).clone()
     batch = Batch(INPUTS, (LABELS, counts)).map(lambda t: t.expand(2, *t.shape))
     about: dict[str, Any] = {"batch": batch, "estimator": "local", "buffers": {}, "seeds": [5, 6]}
-    found = mixed_by_layers(LogDensity(model, ROWS), (mean_MD, scale_MD), **about, steps=steps, power=alpha)
+    actual = mixed_by_layers(LogDensity(model, ROWS), (mean_MD, scale_MD), **about, steps=steps, power=alpha)
     for m, seed in enumerate((5, 6)):
         mean, scale = mean_MD[m].clone().requires_grad_(), scale_MD[m].clone().requires_grad_()
         f, spread = INPUTS @ mean, (INPUTS.square() @ scale.square()).sqrt()
         each = [f + spread * Randomness(seed, s).noise_of(1, f, (ROWS, 1))[:, 0] for s in steps]
         log_prob = nn.functional.logsigmoid((2 * LABELS[:, 0] - 1) * torch.stack(each))
         nll = -(counts * (alpha * log_prob).exp().mean(0).log() / alpha).sum() / ROWS
-        torch.testing.assert_close(found.nll_M[m], nll.detach())
+        torch.testing.assert_close(actual.nll_M[m], nll.detach())
         wanted = torch.autograd.grad(nll, (mean, scale))
-        torch.testing.assert_close((found.mean_MD[m], found.scale_MD[m]), wanted)
+        torch.testing.assert_close((actual.mean_MD[m], actual.scale_MD[m]), wanted)
 
 
 @pytest.mark.parametrize("estimator", ["local", "flipout", "auto"])
@@ -190,8 +190,8 @@ def test_gradients_by_layers_are_differences(estimator: Any) -> None:
     density = LogDensity(model, 6, training=True)
     about: dict[str, Any] = {"batch": batch, "estimator": estimator, "buffers": {}, "seeds": [1]}
     steps: dict[str, Any] = {"steps": [2, 3, 4], "power": 0.8}
-    found = mixed_by_layers(density, (mean, scale), **about, **steps)
-    for which, gradient in enumerate((found.mean_MD, found.scale_MD)):
+    actual = mixed_by_layers(density, (mean, scale), **about, **steps)
+    for which, gradient in enumerate((actual.mean_MD, actual.scale_MD)):
         for at in range(0, model.layout.size, 9):
             nlls = []
             for sign in (1, -1):
@@ -218,8 +218,8 @@ def optimum(alpha: float) -> tuple[Tensor, Tensor]:
         total = energy(*parts(leaf), alpha or 1e-5)
         return float(total.detach()), torch.autograd.grad(total, leaf)[0].numpy()
 
-    found = minimize(value, np.zeros(5), jac=True, method="BFGS", options={"gtol": 1e-7})
-    return parts(torch.as_tensor(found.x))
+    actual = minimize(value, np.zeros(5), jac=True, method="BFGS", options={"gtol": 1e-7})
+    return parts(torch.as_tensor(actual.x))
 
 
 @pytest.mark.study  # values and gradients are those of quadrature, above
@@ -234,12 +234,12 @@ def test_a_fit_arrives_at_the_optimum(estimator: Any) -> None:
     for alpha in alphas:
         about = {**settings, "epochs": 100, "draws": 4} if estimator == "auto" else settings
         method = tb.VI(structure, alpha=alpha, estimator=estimator, **about)
-        found = tb.fit(logistic(), (INPUTS, LABELS), method, seed=1, callbacks=())
-        assert isinstance(found, tb.Gaussian)
-        covariance = found.covariance.dense()[0]
+        actual = tb.fit(logistic(), (INPUTS, LABELS), method, seed=1, callbacks=())
+        assert isinstance(actual, tb.Gaussian)
+        covariance = actual.covariance.dense()[0]
         variances.append(float(covariance.diagonal().log().sum()))
         if structure == "dense":
             mean, exact = optimum(alpha)
-            torch.testing.assert_close(found.mean_MD[0], mean, rtol=0, atol=0.03)  # the logarithm of 100 draws' mean
+            torch.testing.assert_close(actual.mean_MD[0], mean, rtol=0, atol=0.03)  # the logarithm of 100 draws' mean
             assert float((covariance - exact).norm() / exact.norm()) < 0.04
     assert variances[0] < variances[1] - 0.005 * (1 + (alphas[0] == 0))

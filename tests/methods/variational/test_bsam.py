@@ -65,8 +65,8 @@ def test_steps_are_the_published_rule() -> None:
         u = 0.8 * u + 0.2 * (g_eps + delta * m)
         m = m - 0.2 * u / s
         s = 0.95 * s + 0.05 * (np.sqrt(s) * np.abs(g) + delta + 0.02)
-    for found, expected in ((state.mean_MD, m), (state.precision_MD, s), (state.momentum_MD, u)):
-        torch.testing.assert_close(found[0], torch.from_numpy(expected), rtol=1e-10, atol=1e-12)
+    for actual, expected in ((state.mean_MD, m), (state.precision_MD, s), (state.momentum_MD, u)):
+        torch.testing.assert_close(actual[0], torch.from_numpy(expected), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("size", "delta", "damping"), [(0.5, 0.1, 0.1), (2.0, 0.01, 0.3), (0.01, 0.2, 0.05)])
@@ -142,7 +142,7 @@ def test_parts_have_draws_of_their_own_and_average() -> None:
     density = tb.LogDensity(model, 7, plan="loop", training=True)
     method = tb.BSAM(lr=0.2, decay=0.9, rho=0.3, initial_scale=1.2, parts=3, schedule=tb.Constant(), epochs=1)
     state = method.init(density, m.unsqueeze(0), {}, seeds=[9], steps_per_epoch=1)
-    found, _ = method.step(density, state, tb.Batch(inputs.unsqueeze(0), targets.unsqueeze(0)))
+    actual, _ = method.step(density, state, tb.Batch(inputs.unsqueeze(0), targets.unsqueeze(0)))
     s, slope, size = (
         torch.full((2,), 1.2, dtype=torch.float64),
         torch.zeros(2, dtype=torch.float64),
@@ -156,9 +156,9 @@ def test_parts_have_draws_of_their_own_and_average() -> None:
         slope += len(y) / 7 * x.T @ (x @ (m + 0.3 * g / s) - y) / len(y)
         size += len(y) / 7 * g.abs()
     u = 0.1 * (slope + m / 7)
-    torch.testing.assert_close(found.mean_MD[0], m - 0.2 * u / s, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(actual.mean_MD[0], m - 0.2 * u / s, rtol=1e-11, atol=1e-12)
     expected = 0.9 * s + 0.1 * (s.sqrt() * size + 1 / 7 + 0.1)
-    torch.testing.assert_close(found.precision_MD[0], expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(actual.precision_MD[0], expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.study  # steps are the published rule, and those of a network step by step, above
@@ -182,8 +182,8 @@ def test_temperature_widens_and_other_priors_are_part_of_the_loss() -> None:
     assert spread == pytest.approx([1 / 48, 0.25 / 48], rel=1e-6)
     laplace = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Laplace(0.05))
     flat = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Flat())
-    found: list[Any] = [tb.fit(m, data, tb.BSAM(epochs=25, batch_size=6), callbacks=()) for m in (laplace, flat)]
-    sizes = [float(posterior.mean_MD.norm()) for posterior in found]
+    actual: list[Any] = [tb.fit(m, data, tb.BSAM(epochs=25, batch_size=6), callbacks=()) for m in (laplace, flat)]
+    sizes = [float(posterior.mean_MD.norm()) for posterior in actual]
     assert sizes[0] < 0.7 * sizes[1]
 
 
@@ -222,15 +222,15 @@ def test_batch_norm_weights_of_rows_and_bfloat16() -> None:
     normed = tb.fit(model_of("conv_batch_norm"), data, tb.BSAM(epochs=10, batch_size=8, parts=2), callbacks=())
     assert tb.evaluate(normed, data).metrics["accuracy"] > 0.6
     inputs, targets = rows_of()
-    found = []
+    actual = []
     for likelihood, own in (
         (tb.likelihoods.Categorical(), targets),
         (tb.likelihoods.Weighted(tb.likelihoods.Categorical()), (targets, torch.ones(24).double())),
     ):
         model = tb.Model(made("mlp"), likelihood, tb.priors.Normal(1.0))
         posterior: Any = tb.fit(model, (inputs, own), tb.BSAM(epochs=4, batch_size=6), seed=1, callbacks=())
-        found.append(posterior.mean_MD)
-    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
+        actual.append(posterior.mean_MD)
+    torch.testing.assert_close(*actual, rtol=1e-8, atol=1e-10)
     half = tb.fit(
         model_of(dtype=torch.bfloat16), (inputs.bfloat16(), targets), tb.BSAM(epochs=25, batch_size=6), callbacks=()
     )

@@ -101,24 +101,24 @@ def test_units_that_the_posterior_drops_are_those_of_training(net: Any, shape: A
     both = torch.cat([normal(model.layout.size, seed=3), logit])[None]
     targets = torch.zeros_like(model.network(both[0, :-1], rows))
     about: Any = {"buffers": {}, "seeds": [5], "out": torch.empty_like(both)}
-    found = Rated(model, 6).loss(both, tb.Batch(rows[None], targets[None]), **about).log_likelihood
+    actual = Rated(model, 6).loss(both, tb.Batch(rows[None], targets[None]), **about).log_likelihood
     views = model.layout.split(both[0, :-1])
     first, _, last = model.network.module.children()
     kept = concrete_mask(logit, (6, *mask), source=generator(Purpose.CONCRETE, 5)) / 0.6
     hidden = torch.func.functional_call(first, {n: views[f"0.{n}"] for n in ("weight", "bias")}, (rows,)) * kept
     outputs = torch.func.functional_call(last, {n: views[f"2.{n}"] for n in ("weight", "bias")}, (hidden,))
-    assert_close(found[0], torch.distributions.Normal(outputs, 1.0).log_prob(targets).sum())
+    assert_close(actual[0], torch.distributions.Normal(outputs, 1.0).log_prob(targets).sum())
 
 
 @pytest.mark.study  # the loss is the bound, and its gradient exact, by the test above
 def test_rates_fall_as_rows_are_added() -> None:
-    found = []
+    actual = []
     for rows in (20, 1000):
         epochs, batch_size = min(300, 20_000 // rows), min(rows, 100)
         method = tb.ConcreteDropout(epochs=epochs, batch_size=batch_size, optimizer=tb.Adam(0.02))
         posterior = tb.fit(model_of(), regression(rows), method, callbacks=())
-        found.append(float(posterior.tensors()["rates_ML"][0, 1]))
-    assert 0.5 > found[0] > found[1] > 0
+        actual.append(float(posterior.tensors()["rates_ML"][0, 1]))
+    assert 0.5 > actual[0] > actual[1] > 0
 
 
 def test_interrupted_equals_uninterrupted_and_members_are_alone(

@@ -179,7 +179,7 @@ def test_kernel_equals_tensor_operations(dtype: torch.dtype, each: bool, monkeyp
         2501,
         {"rtol": 1e-12 if dtype == torch.float64 else 2e-5, "atol": 1e-13 if dtype == torch.float64 else 1e-6},
     )
-    found: list[list[Tensor]] = []
+    actual: list[list[Tensor]] = []
     for kernel in (True, False):
         if not kernel:
             monkeypatch.setattr(passes, "_library", lambda: None)
@@ -197,8 +197,8 @@ def test_kernel_equals_tensor_operations(dtype: torch.dtype, each: bool, monkeyp
         gradient_SMD = normal(2, 3, count, seed=6).to(dtype)
         drawn = weights_SMD.clone()
         passes.update(moments, penalty, rates, gradient_SMD=gradient_SMD, weights_SMD=weights_SMD)
-        found.append([drawn, *sums, *moments])
-    for ours, theirs in zip(*found, strict=True):
+        actual.append([drawn, *sums, *moments])
+    for ours, theirs in zip(*actual, strict=True):
         assert_close(ours, theirs, **tight)
 
 
@@ -379,11 +379,11 @@ def test_nll_of_a_density_is_without_prior_and_temperature() -> None:
         data = tb.Batch(INPUTS, TARGETS.unsqueeze(1))
         weights_MD = normal(2, 5)
         for plan in ("loop", "native", "vmap"):
-            found = tb.LogDensity(model, 60, data, plan=plan).nll(weights_MD)  # type: ignore[arg-type]
+            actual = tb.LogDensity(model, 60, data, plan=plan).nll(weights_MD)  # type: ignore[arg-type]
             leaf = weights_MD.clone().requires_grad_()
             mean = torch.stack([-model.log_likelihood(row, data).mean() for row in leaf])
-            assert_close(found.log_density, mean, rtol=1e-9)
-            assert_close(found.gradient, torch.autograd.grad(mean.sum(), leaf)[0], rtol=1e-9, atol=1e-11)
+            assert_close(actual.log_density, mean, rtol=1e-9)
+            assert_close(actual.gradient, torch.autograd.grad(mean.sum(), leaf)[0], rtol=1e-9, atol=1e-11)
 
 
 def test_posterior_that_is_the_prior_is_a_problem() -> None:

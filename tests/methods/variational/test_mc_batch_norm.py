@@ -130,11 +130,11 @@ def test_each_member_draws_its_own_minibatches_in_an_order_of_its_own() -> None:
     numbers_MK = torch.arange(2 * count, dtype=torch.float64).view(2, count)
     statistics = {name: numbers_MK[..., None].expand(2, count, 5) for name in ("1.running_mean", "1.running_var")}
     posterior = tb.BatchNormPosterior(model, normal(2, model.layout.size), statistics)
-    found = posterior.beside(2 * count, seed=0)
-    assert found is not None
-    assert found.buffers_S is not None
-    taken_KM = found.buffers_S["1.running_mean"][:, 0].view(count, 2)
-    assert torch.equal(taken_KM, found.buffers_S["1.running_var"][:, 4].view(count, 2))
+    actual = posterior.beside(2 * count, seed=0)
+    assert actual is not None
+    assert actual.buffers_S is not None
+    taken_KM = actual.buffers_S["1.running_mean"][:, 0].view(count, 2)
+    assert torch.equal(taken_KM, actual.buffers_S["1.running_var"][:, 4].view(count, 2))
     assert_close(taken_KM.sort(0).values, numbers_MK.T)
     assert not torch.equal(taken_KM[:, 0] + count, taken_KM[:, 1])
 

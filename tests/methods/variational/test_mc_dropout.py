@@ -50,10 +50,10 @@ def test_penalty_of_map_is_the_divergence_from_the_prior_of_the_docstring(keep: 
     layer = nn.Sequential(nn.Dropout(1 - keep), nn.Linear(1, 1, bias=False)).double()
     model = tb.Model(layer, tb.likelihoods.Gaussian(scale=1.0), tb.priors.Normal(scale))
     values = (0.7, 1.1, 2.3)
-    found = [divergence(m, keep, length, width) for m in values]
+    actual = [divergence(m, keep, length, width) for m in values]
     penalty = [-float(model.log_prior(torch.tensor([keep * m], dtype=torch.float64))) for m in values]
     for k in (1, 2):
-        assert_close(penalty[k] - penalty[0], found[k] - found[0], rtol=1e-9, atol=1e-9)
+        assert_close(penalty[k] - penalty[0], actual[k] - actual[0], rtol=1e-9, atol=1e-9)
         by_formula = 0.5 * keep * length**2 * (values[k] ** 2 - values[0] ** 2)
         assert_close(penalty[k] - penalty[0], by_formula, rtol=1e-12)
 
@@ -125,6 +125,6 @@ def test_masks_are_the_same_in_every_dtype(dtype: torch.dtype) -> None:
     model = tb.Model(net.to(dtype), tb.likelihoods.Categorical())
     posterior = tb.DropoutPosterior.of(model, net)
     wide = tb.DropoutPosterior.of(tb.Model(net.double(), tb.likelihoods.Categorical()), net)
-    found, expected = posterior.functions(12)(normal(3, 2).to(dtype)), wide.functions(12)(normal(3, 2))
+    actual, expected = posterior.functions(12)(normal(3, 2).to(dtype)), wide.functions(12)(normal(3, 2))
     assert torch.equal(posterior.sample(12) == 0, wide.sample(12) == 0)
-    torch.testing.assert_close(found.double(), expected, rtol=0.1, atol=0.05 if dtype == torch.bfloat16 else 1e-5)
+    torch.testing.assert_close(actual.double(), expected, rtol=0.1, atol=0.05 if dtype == torch.bfloat16 else 1e-5)

@@ -63,9 +63,9 @@ def test_the_bound_of_a_last_layer(temperature: float, tempering: str) -> None:
     mean_MD = normal(1, size, seed=3)
     both = torch.cat([mean_MD, layer.start(scale, normal(1, size, seed=4))], 1)
     out = torch.empty_like(both)
-    found = Bounded(model, DATA, layer).loss(both, BATCH, buffers={}, seeds=[5], out=out)
-    fit = found.log_likelihood / DATA / (temperature if tempering == "likelihood" else 1)
+    actual = Bounded(model, DATA, layer).loss(both, BATCH, buffers={}, seeds=[5], out=out)
+    fit = actual.log_likelihood / DATA / (temperature if tempering == "likelihood" else 1)
     expected = float(model.log_prior(mean_MD)) - 0.5 * size * (scale / 0.7) ** 2
     entropy = size * (math.log(scale) + 0.5 * math.log(2 * math.pi * math.e))
     wanted = divergence(model, expected, entropy) / (temperature if tempering == "likelihood" else 1)
-    assert_close(found.log_density + fit, [wanted])
+    assert_close(actual.log_density + fit, [wanted])

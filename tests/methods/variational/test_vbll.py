@@ -125,7 +125,7 @@ def test_the_loss_is_the_formula_on_dense_matrices(covariance: str, weight: floa
     model = tb.Model(stacked(), tb.likelihoods.Gaussian(noise), tb.priors.Normal(s0, loc=loc))
     layer, both = both_of(model, covariance)
     sigma = layer.structure(both[:, model.layout.size :], model.layout.size).dense()
-    found = loss_of(model, layer, both, (x, y), num_data, kl_weight=weight)
+    actual = loss_of(model, layer, both, (x, y), num_data, kl_weight=weight)
     for m in range(2):
         weights = both[m, : model.layout.size]
         views = model.layout.split(weights)
@@ -141,7 +141,7 @@ def test_the_loss_is_the_formula_on_dense_matrices(covariance: str, weight: floa
             rest = own.trace() / s0**2 - 5 + 5 * 2 * math.log(s0) - own.logdet()
             divergence = divergence + 0.5 * ((mean - loc).square().sum() / s0**2 + rest)
         features = torch.distributions.Normal(0 * weights[:12] + loc, s0).log_prob(weights[:12]).sum()
-        assert_close(-num_data * found[0][m], num_data / 9 * fit - weight * divergence + features)
+        assert_close(-num_data * actual[0][m], num_data / 9 * fit - weight * divergence + features)
         assert sigma[m][:12].abs().max() == 0
 
 
@@ -182,12 +182,12 @@ def test_bounds_of_each_likelihood_lie_below_many_draws(bound: Any) -> None:
     for likelihood, targets in cases:
         each = likelihood.log_prob(drawn, targets)
         exact, error = each.mean(0), each.std(0) / each.shape[0] ** 0.5
-        found = expected_log_prob(likelihood, mean, variance, targets=targets, parameters={}, bound=bound)
-        assert (found <= exact + 4 * error).all()
+        actual = expected_log_prob(likelihood, mean, variance, targets=targets, parameters={}, bound=bound)
+        assert (actual <= exact + 4 * error).all()
         if isinstance(likelihood, tb.likelihoods.Gaussian):
-            assert ((found - exact).abs() <= 5 * error).all()
+            assert ((actual - exact).abs() <= 5 * error).all()
         if likelihood == cases[1][0]:
-            assert (found[2:4] == 0).all()
+            assert (actual[2:4] == 0).all()
 
 
 def test_minibatches_and_weighted_rows_count_as_they_say() -> None:
@@ -225,14 +225,14 @@ def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weig
     mean = torch.linalg.solve(precision, seen.T @ y[:, 0] / noise**2)
     assert isinstance(posterior, tb.Gaussian)
     assert_close(posterior.mean_MD[0], mean, rtol=5e-3, atol=5e-3)
-    found = posterior.covariance.dense()[0] / weight
+    actual = posterior.covariance.dense()[0] / weight
     if covariance == "dense":
-        assert_close(found, torch.linalg.inv(precision), rtol=1e-3, atol=1e-5)
+        assert_close(actual, torch.linalg.inv(precision), rtol=1e-3, atol=1e-5)
     elif covariance == "diagonal":
-        assert_close(found.diagonal(), 1 / precision.diagonal(), rtol=1e-3, atol=0.0)
+        assert_close(actual.diagonal(), 1 / precision.diagonal(), rtol=1e-3, atol=0.0)
     else:  # between the two
-        assert float((found.diagonal() * precision.diagonal()).min()) > 1.0
-        assert (found.diagonal() < torch.linalg.inv(precision).diagonal() * 1.05).all()
+        assert float((actual.diagonal() * precision.diagonal()).min()) > 1.0
+        assert (actual.diagonal() < torch.linalg.inv(precision).diagonal() * 1.05).all()
 
 
 @pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
@@ -360,21 +360,21 @@ def test_networks_of_others_are_taken() -> None:
     images, labels = normal(30, 1, 4, 4).float(), torch.arange(30) % 3
     model = tb.Model(conv, tb.likelihoods.Categorical())
     method = tb.VBLL(epochs=2, kl_weight=1.0)
-    found = tb.fit(model, (images, labels), method, callbacks=())
-    assert found.buffers_M is not None
-    assert tb.predict(found, images).probs.shape == (30, 3)
-    assert found.mean_MD.dtype == torch.float32  # type: ignore[attr-defined]
+    actual = tb.fit(model, (images, labels), method, callbacks=())
+    assert actual.buffers_M is not None
+    assert tb.predict(actual, images).probs.shape == (30, 3)
+    assert actual.mean_MD.dtype == torch.float32  # type: ignore[attr-defined]
     x, y = (part.float() for part in regression(30, 1))
     alone = tb.fit(tb.Model(Squeezed(), tb.likelihoods.Gaussian(0.3)), (x, y[:, 0]), method, callbacks=())
     assert tb.predict(alone, x).mean.shape[0] == 30
     places = nn.Sequential(nn.Embedding(5, 4), nn.Tanh(), nn.Linear(4, 5))
     tokens = torch.arange(24).view(6, 4) % 5
     model = tb.Model(places, tb.likelihoods.Categorical(ignore_index=0))
-    found = tb.fit(model, (tokens, (2 * tokens) % 5), replace(method, covariance="diagonal"), callbacks=())
-    assert tb.predict(found, tokens).probs.shape == (6, 4, 5)
+    actual = tb.fit(model, (tokens, (2 * tokens) % 5), replace(method, covariance="diagonal"), callbacks=())
+    assert tb.predict(actual, tokens).probs.shape == (6, 4, 5)
     low = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.2), nn.Tanh(), nn.Linear(4, 1)).bfloat16()
-    found = tb.fit(tb.Model(low, tb.likelihoods.Gaussian(0.3)), (x, y), method, callbacks=())
-    assert tb.predict(found, x).mean.isfinite().all()
+    actual = tb.fit(tb.Model(low, tb.likelihoods.Gaussian(0.3)), (x, y), method, callbacks=())
+    assert tb.predict(actual, x).mean.isfinite().all()
 
 
 class Columns(nn.Module):
@@ -416,11 +416,11 @@ def test_last_layers_of_any_class_are_those_of_torch(kind: Any, outputs: int) ->
         normal(7, 2, seed=9),
         tb.VBLL(epochs=6, optimizer=tb.Adam(0.1), kl_weight=1.0),
     )
-    found = []
+    actual = []
     for net in (stacked(outputs=outputs, width=3), _ending_in(kind, outputs)):
         model = tb.Model(net, tb.likelihoods.Gaussian(0.3))
-        found.append(tb.predict(tb.fit(model, data, method, start=net, callbacks=()), x))
-    expected, seen = found
+        actual.append(tb.predict(tb.fit(model, data, method, start=net, callbacks=()), x))
+    expected, seen = actual
     assert expected.function_variance is not None
     assert_close(seen.outputs_SBK, expected.outputs_SBK, rtol=1e-9)
     assert_close(seen.function_variance, expected.function_variance, rtol=1e-9)
@@ -484,17 +484,17 @@ def test_outputs_have_the_variances_of_their_own_weights_and_no_others(covarianc
     network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 4)).double()
     model = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
     inputs = normal(6, 2)
-    found: Any = tb.fit(model, (inputs, torch.arange(6) % 4), tb.VBLL(covariance, epochs=2, rank=2), callbacks=())
-    views = model.split(found.mean_MD[0])[0]
+    actual: Any = tb.fit(model, (inputs, torch.arange(6) % 4), tb.VBLL(covariance, epochs=2, rank=2), callbacks=())
+    views = model.split(actual.mean_MD[0])[0]
     features = (inputs @ views["0.weight"].T + views["0.bias"]).tanh()
     size, places = model.layout.size, model.layout.split(torch.arange(model.layout.size))
-    matrix = torch.stack([found.covariance.matvec(unit[None])[0] for unit in torch.eye(size).double()])
+    matrix = torch.stack([actual.covariance.matvec(unit[None])[0] for unit in torch.eye(size).double()])
     expected = torch.zeros(6, 4, 4).double()
     for k in range(4):
         where = torch.cat([places["2.weight"][k], places["2.bias"][k : k + 1]])
         given = torch.cat([features, torch.ones(6, 1).double()], dim=1)
         expected[:, k, k] = torch.einsum("bi,ij,bj->b", given, matrix[where][:, where], given)
-    linear = tb.Linearised(found, "samples", samples=4000)
+    linear = tb.Linearised(actual, "samples", samples=4000)
     assert_close(linear.functions(inputs).covariance_MBKK[0], expected, rtol=1e-9)
     assert_close(
         linear.functions(inputs, diagonal=True).covariance_MBKK[0], expected.diagonal(dim1=1, dim2=2), rtol=1e-9

@@ -132,12 +132,12 @@ def test_the_gap_of_mean_field_is_known() -> None:
 @pytest.mark.parametrize("structure", ["diagonal", pytest.param("dense", marks=pytest.mark.study)])
 def test_a_fit_arrives_at_the_optimum(structure: Any) -> None:
     settings = {"epochs": 400, "draws": 16, "antithetic": True, "optimizer": tb.Adam(0.05), "kl_weight": 1.0}
-    found = tb.fit(linear(), (INPUTS, TARGETS), tb.VI(structure, **settings), callbacks=())
-    assert isinstance(found, tb.Gaussian)
+    actual = tb.fit(linear(), (INPUTS, TARGETS), tb.VI(structure, **settings), callbacks=())
+    assert isinstance(actual, tb.Gaussian)
     exact = precision()
     covariance = torch.diag(1 / exact.diagonal()) if structure == "diagonal" else torch.linalg.inv(exact)
-    torch.testing.assert_close(found.mean_MD[0], mean(), rtol=1e-6, atol=1e-6)
-    assert float((found.covariance.dense()[0] - covariance).norm() / covariance.norm()) < 0.08
+    torch.testing.assert_close(actual.mean_MD[0], mean(), rtol=1e-6, atol=1e-6)
+    assert float((actual.covariance.dense()[0] - covariance).norm() / covariance.norm()) < 0.08
 
 
 # --- families ---
@@ -172,9 +172,9 @@ def test_the_pull_of_a_family_is_that_of_autograd(name: str, draws: int) -> None
     dense = family.covariance(leaf).dense()
     total = total + (dense.diagonal(dim1=1, dim2=2) * by_variance).sum() - 0.7 * 0.5 * torch.logdet(dense).sum()
     (expected,) = torch.autograd.grad(total, leaf)
-    found = torch.empty_like(parameters)
-    family.pull(parameters, noise, slopes, out=found)
-    torch.testing.assert_close(found, expected)
+    actual = torch.empty_like(parameters)
+    family.pull(parameters, noise, slopes, out=actual)
+    torch.testing.assert_close(actual, expected)
 
 
 # --- expectations of priors ---
@@ -204,8 +204,8 @@ def test_expected_log_priors_by_quadrature(name: str, mu: float, sigma: float) -
 
     tensors = [torch.tensor([[value]], dtype=torch.float64) for value in (mu, sigma**2)]
     into = [torch.zeros(1, 1, dtype=torch.float64) for _ in range(2)]
-    found = add_expected_(segment, *tensors, scale=2.0, into=into)
-    assert float(found) == pytest.approx(exact(mu, sigma), abs=1e-8)
+    actual = add_expected_(segment, *tensors, scale=2.0, into=into)
+    assert float(actual) == pytest.approx(exact(mu, sigma), abs=1e-8)
     step = 1e-4
     slope = (exact(mu + step, sigma) - exact(mu - step, sigma)) / (2 * step)
     assert float(into[0]) / 2 == pytest.approx(slope, abs=1e-5, rel=1e-5)
@@ -268,10 +268,10 @@ def test_scales_start_at_a_share_of_trained_weights() -> None:
     net.weight.data.copy_(mean())
     model = tb.Model(net, tb.likelihoods.Gaussian(NOISE), tb.priors.Normal())
     method = tb.VI(epochs=1, relative_scale=0.1, kl_weight=1.0, optimizer=tb.SGD(1e-12))
-    found = tb.fit(model, (INPUTS, TARGETS), method, start=net, callbacks=())
-    assert isinstance(found, tb.Gaussian)
-    torch.testing.assert_close(found.mean_MD[0], net.weight.detach()[0])
-    torch.testing.assert_close(found.covariance.diagonal()[0].sqrt(), 0.1 * net.weight.detach()[0].abs())
+    actual = tb.fit(model, (INPUTS, TARGETS), method, start=net, callbacks=())
+    assert isinstance(actual, tb.Gaussian)
+    torch.testing.assert_close(actual.mean_MD[0], net.weight.detach()[0])
+    torch.testing.assert_close(actual.covariance.diagonal()[0].sqrt(), 0.1 * net.weight.detach()[0].abs())
 
 
 def test_draws_that_have_lost_what_the_mean_has_learned_are_a_problem() -> None:

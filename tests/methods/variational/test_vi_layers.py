@@ -136,14 +136,14 @@ def test_local_noise_of_a_linear_layer_has_the_exact_law() -> None:
     inputs, targets = normal(1, ROWS, 3, seed=1), normal(1, ROWS, 1, seed=2)
     mean_MD, scale_MD = model.given_weights().unsqueeze(0), torch.full((1, 4), 0.3, dtype=torch.float64)
     batch = Batch(inputs, targets)
-    found = [
+    actual = [
         by_layers(density, mean_MD, scale_MD, batch=batch, estimator="local", buffers={}, seeds=[7], step=seed)
         for seed in range(1500)
     ]
     rows = torch.cat([inputs[0], torch.ones(ROWS, 1, dtype=torch.float64)], dim=1)
     residual = rows @ mean_MD[0] - targets[0, :, 0]
     exact = torch.stack([rows.T @ residual / ROWS, rows.square().T.sum(1) * 0.3 / ROWS])
-    seen = torch.stack([torch.stack([part.mean_MD[0], part.scale_MD[0]]) for part in found])
+    seen = torch.stack([torch.stack([part.mean_MD[0], part.scale_MD[0]]) for part in actual])
     error = seen.std(0) / len(seen) ** 0.5
     assert ((seen.mean(0) - exact).abs() < 4.5 * error).all()
 
@@ -164,9 +164,9 @@ def test_estimators_are_unbiased(name: str) -> None:
     """Flipout on every network, local noise where a layer has one position: the mean gradient is that of weights."""
     reference = drawn(name, "weights", 400)
     for estimator in ESTIMATORS[name]:
-        found = drawn(name, estimator, 60)
-        error = (reference.var(0) / len(reference) + found.var(0) / len(found)).sqrt()
-        z = (found.mean(0) - reference.mean(0)) / error.clamp_min(1e-12)
+        actual = drawn(name, estimator, 60)
+        error = (reference.var(0) / len(reference) + actual.var(0) / len(actual)).sqrt()
+        z = (actual.mean(0) - reference.mean(0)) / error.clamp_min(1e-12)
         assert float(z.abs().max()) < 5, estimator
         assert float(z.square().mean()) < 1.6, estimator
 
@@ -192,8 +192,8 @@ def test_no_two_random_numbers_of_passes_are_one() -> None:
         calls = [(random, call, outputs) for random in each for call in (1, 2) for outputs in (False, True)]
         return normals, [random.signs(call, like.shape, like, outputs=outputs) for random, call, outputs in calls]
 
-    for found, again in zip(drawn(), drawn(), strict=True):
-        flat = torch.stack(found).flatten(1)
+    for actual, again in zip(drawn(), drawn(), strict=True):
+        flat = torch.stack(actual).flatten(1)
         assert torch.equal(flat, torch.stack(again).flatten(1))
         assert len(flat.unique(dim=0)) == len(flat)
         assert float(torch.corrcoef(flat).fill_diagonal_(0).abs().max()) < 0.5  # six standard errors
@@ -229,17 +229,17 @@ def test_positions_that_share_weights_keep_their_covariance_under_flipout() -> N
 
 def test_what_each_parameter_gets_can_be_read() -> None:
     _, density, batch, *_ = prepared("attention")
-    found = how(density, batch.map(lambda t: t[0]), "auto")
-    assert found["projection.weight"] == found["projection.bias"] == "flipout"
-    assert found["head.weight"] == found["head.bias"] == "local"
-    assert found["norm.weight"] == "drawn"
+    actual = how(density, batch.map(lambda t: t[0]), "auto")
+    assert actual["projection.weight"] == actual["projection.bias"] == "flipout"
+    assert actual["head.weight"] == actual["head.bias"] == "local"
+    assert actual["norm.weight"] == "drawn"
 
 
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
 @pytest.mark.parametrize("settings", [{}, {"batch_first": False}, {"bias": False}, {"vdim": 4}], ids=str)
 def test_attention_of_one_function_has_the_noise_of_its_linear_layers(settings: dict[str, Any], estimator: Any) -> None:
     """Two networks of the same weights in the same order, one by `nn.MultiheadAttention`, have the same gradients."""
-    found = []
+    actual = []
     for net in (OneFunction(**settings), ByHand(bias=settings.get("bias", True))):
         model = tb.Model(small(net), tb.likelihoods.Categorical(), tb.priors.Normal())
         density = LogDensity(model, 40, None, training=True)
@@ -250,8 +250,8 @@ def test_attention_of_one_function_has_the_noise_of_its_linear_layers(settings: 
         about: dict[str, Any] = {"batch": batch, "estimator": estimator, "buffers": {}, "seeds": [3], "step": 2}
         hows = how(density, batch.map(lambda t: t[0]), estimator)
         assert {name for name, value in hows.items() if value == "drawn"} == {"norm.weight", "norm.bias"}
-        found.append(by_layers(density, mean_MD, scale_MD, **about))
-    for one, other in zip(*found, strict=True):
+        actual.append(by_layers(density, mean_MD, scale_MD, **about))
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
@@ -282,16 +282,16 @@ def test_a_layer_whose_weight_is_only_described_elsewhere_takes_it_as_a_distribu
 def test_attention_between_two_sequences_is_drawn() -> None:
     model = tb.Model(small(Between()), tb.likelihoods.Categorical(), tb.priors.Normal())
     density = LogDensity(model, 10, None, training=True)
-    found = how(density, Batch(normal(ROWS, 5, 4), torch.zeros(ROWS).long()), "auto")
-    assert {name for name, value in found.items() if value != "drawn"} == {"head.weight", "head.bias"}
+    actual = how(density, Batch(normal(ROWS, 5, 4), torch.zeros(ROWS).long()), "auto")
+    assert {name for name, value in actual.items() if value != "drawn"} == {"head.weight", "head.bias"}
 
 
 def test_tied_weights_are_drawn_once() -> None:
     model = tb.Model(Tied().double(), tb.likelihoods.Categorical(), tb.priors.Normal())
     density = LogDensity(model, 10, None, training=True)
-    found = how(density, Batch(normal(5, 4), torch.zeros(5).long()), "local")
-    assert {name: value for name, value in found.items() if value == "drawn"}.keys() >= {"first.weight"}
-    assert found["head.weight"] == "local"
+    actual = how(density, Batch(normal(5, 4), torch.zeros(5).long()), "local")
+    assert {name: value for name, value in actual.items() if value == "drawn"}.keys() >= {"first.weight"}
+    assert actual["head.weight"] == "local"
 
 
 def test_zero_inputs_have_finite_gradients() -> None:
@@ -342,7 +342,7 @@ def test_where_a_network_uses_a_weight_otherwise_the_pass_draws_all(otherwise: s
     rows_M = [Batch(torch.stack([shift + inputs] * 2), labels.expand(2, 4)) for shift in (0.0, 1000.0)]
     by_layers(density, mean_MD, scale_MD, batch=rows_M[0], step=0, **about)
     before_M = {name: buffer.clone() for name, buffer in buffers_M.items()}
-    found = by_layers(density, mean_MD, scale_MD, batch=rows_M[1], step=1, **about)
+    actual = by_layers(density, mean_MD, scale_MD, batch=rows_M[1], step=1, **about)
 
     for m, seed in enumerate((5, 6)):
         mean_D, scale_D = (part_MD[m].clone().requires_grad_() for part_MD in (mean_MD, scale_MD))
@@ -353,8 +353,8 @@ def test_where_a_network_uses_a_weight_otherwise_the_pass_draws_all(otherwise: s
         with model.network.training():
             nll = -model.log_likelihood(held, Batch(1000 + inputs, labels[0]), kept).mean()
         wanted = torch.autograd.grad(nll, (mean_D, scale_D))
-        torch.testing.assert_close(found.nll_M[m], nll.detach())
-        torch.testing.assert_close((found.mean_MD[m], found.scale_MD[m]), wanted)
+        torch.testing.assert_close(actual.nll_M[m], nll.detach())
+        torch.testing.assert_close((actual.mean_MD[m], actual.scale_MD[m]), wanted)
         for name, buffer in kept.items():
             torch.testing.assert_close(buffers_M[name][m], buffer)
 
@@ -388,8 +388,8 @@ def test_vi_draws_weights_by_itself_where_no_layer_takes_them() -> None:
     ]
     for net, settings, drawn in cases:
         model, method = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal()), replace(about, **settings)
-        found = [
+        actual = [
             tb.fit(model, rows, each, seed=3, callbacks=()).tensors()["mean_MD"]
             for each in (method, replace(method, estimator="weights"))
         ]
-        assert torch.equal(*found) is drawn
+        assert torch.equal(*actual) is drawn

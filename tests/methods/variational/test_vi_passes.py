@@ -69,8 +69,8 @@ def assert_same(fast: tuple[State, list[Info]], plain: tuple[State, list[Info]],
     pairs = [(new.weights_MD, old.weights_MD), *((new.slots[name], old.slots[name]) for name in old.slots)]
     for name in ("loss_M", "nll_M", "kl_M", "elbo_M"):
         pairs += [(getattr(a, name), getattr(b, name)) for a, b in zip(fast[1], plain[1], strict=True)]
-    for found, expected in pairs:
-        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * float(expected.abs().max()) + 1e-300)
+    for actual, expected in pairs:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * float(expected.abs().max()) + 1e-300)
 
 
 def method(**settings: Any) -> tb.VI:
@@ -145,13 +145,13 @@ def test_scales_and_sums(dtype: torch.dtype) -> None:
     log_scale = torch.linspace(-80, 80, 3001).to(dtype)
     parameters = torch.cat([torch.zeros_like(log_scale), log_scale]).unsqueeze(0)
     penalty = Penalty(torch.tensor([0.5], dtype=dtype), torch.tensor([0.0], dtype=dtype))
-    found = torch.empty(1, 1, 3001, dtype=dtype)
-    passes.scatter(parameters, penalty, found, seeds=(0,), stream=None)
+    actual = torch.empty(1, 1, 3001, dtype=dtype)
+    passes.scatter(parameters, penalty, actual, seeds=(0,), stream=None)
     eps = torch.finfo(dtype).eps
-    assert float((found[0, 0].double() / log_scale.double().exp() - 1).abs().max()) < 4 * eps
+    assert float((actual[0, 0].double() / log_scale.double().exp() - 1).abs().max()) < 4 * eps
     limits = torch.tensor([[0.0] * 4, [-torch.inf, torch.inf, torch.nan, 0.0]], dtype=dtype).view(1, 8)
-    passes.scatter(limits, penalty, found := torch.empty(1, 1, 4, dtype=dtype), seeds=(0,), stream=None)
-    torch.testing.assert_close(found[0, 0], limits[0, 4:].exp(), rtol=0, atol=0, equal_nan=True)
+    passes.scatter(limits, penalty, actual := torch.empty(1, 1, 4, dtype=dtype), seeds=(0,), stream=None)
+    torch.testing.assert_close(actual[0, 0], limits[0, 4:].exp(), rtol=0, atol=0, equal_nan=True)
     mean, log_scale = 2 * normal(1, 5000, seed=1).to(dtype), 0.1 * normal(1, 5000, seed=2).to(dtype) - 3
     each = Penalty(normal(5000, seed=3).to(dtype), normal(5000, seed=4).exp().to(dtype))
     drawn = torch.empty(1, 1, 5000, dtype=dtype)
@@ -163,7 +163,7 @@ def test_scales_and_sums(dtype: torch.dtype) -> None:
 @needs_kernel
 def test_threads_change_nothing() -> None:
     """Draws, sums and updates of 60,000 weights are the same bits on one thread and on two."""
-    found = []
+    actual = []
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
@@ -175,10 +175,10 @@ def test_threads_change_nothing() -> None:
             slots, rule = (torch.zeros_like(parameters), torch.zeros_like(parameters)), passes.AdamRule
             about = Descent(weights.sin(), weights, None, 0.1, -0.2)
             passes.descend(parameters, penalty, about, rule=rule(0.9, 0.99, 1e-8, 0.1, 0.0, 1), slots=slots)
-            found.append((sums, weights, parameters, *slots))
+            actual.append((sums, weights, parameters, *slots))
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    assert all(torch.equal(one, two) for one, two in zip(*actual, strict=True))
 
 
 @needs_kernel
@@ -224,8 +224,8 @@ def test_a_local_layer_is_its_formula(shape: tuple[int, ...], bias: bool) -> Non
     fast = noisy.linear(x, (m, m_bias), (s, s_bias), noise=perturb)
     torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-9)  # √1e-20 of noise where there is none
     slope = normal(*plain.shape, seed=6)
-    found, expected = (torch.autograd.grad((out * slope).sum(), leaves, retain_graph=True) for out in (fast, plain))
-    for one, other in zip(found, expected, strict=True):
+    actual, expected = (torch.autograd.grad((out * slope).sum(), leaves, retain_graph=True) for out in (fast, plain))
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
@@ -233,17 +233,17 @@ def test_noise_of_any_outputs_is_its_formula() -> None:
     """Variances of 0, and memory that is not contiguous, included; and without the kernel the same."""
     mean, variance = normal(4, 9, 11, seed=1).transpose(0, 1), normal(4, 9, 11, seed=2).exp().transpose(0, 1)
     variance = torch.where(mean > 1, 0.0, variance)
-    found = []
+    actual = []
     for by in ("kernel", "tensors"):
         leaves = [mean.clone().requires_grad_(), variance.clone().requires_grad_()]
         perturb, noise = adding(tuple(mean.shape))
         if by == "tensors":
             perturb = lambda m, v, noise=noise: adds.perturb_by(m, v, noise)  # noqa: E731
         outputs = noisy.spread(leaves[0] * 1.0, (leaves[1] * 1.0).contiguous(), perturb)
-        found.append([outputs, *torch.autograd.grad((outputs * mean).sum(), leaves)])
-    for one, other in zip(*found, strict=True):
+        actual.append([outputs, *torch.autograd.grad((outputs * mean).sum(), leaves)])
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-    outputs, by_mean, by_variance = found[0]
+    outputs, by_mean, by_variance = actual[0]
     torch.testing.assert_close(outputs, mean + variance.clamp_min(1e-20).sqrt() * noise)
     expected = torch.where(variance > 0, 0.5 * mean * noise / variance.clamp_min(1e-20).sqrt(), 0.0)
     torch.testing.assert_close(by_variance, expected)
@@ -268,20 +268,20 @@ def test_a_flipped_layer_is_its_formula(shape: tuple[int, ...], bias: bool) -> N
         x, (m, m_bias), (s, s_bias), noise=noisy.Flips(noise, bias_noise if bias else None, before, after)
     )
     slope = normal(*plain.shape, seed=8)
-    found, expected = (torch.autograd.grad((out * slope).sum(), leaves) for out in (fast, plain))
-    for one, other in zip((fast, *found), (plain, *expected), strict=True):
+    actual, expected = (torch.autograd.grad((out * slope).sum(), leaves) for out in (fast, plain))
+    for one, other in zip((fast, *actual), (plain, *expected), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_signs_are_bits_of_the_generator() -> None:
     """Against the words themselves, the same in every dtype, and as often 1 as −1, to 4.5 standard errors of 10⁵."""
-    found = fill_signs(torch.empty(300), seed=5 << 40 | 3, stream=7 << 33 | 1)
+    actual = fill_signs(torch.empty(300), seed=5 << 40 | 3, stream=7 << 33 | 1)
     words = [philox([block, 0, 1, 14], [3, 5 << 8]) for block in range(3)]
     expected = [1.0 - 2.0 * (word >> i & 1) for block in words for word in block for i in range(32)]
-    assert found.tolist() == expected[:300]
+    assert actual.tolist() == expected[:300]
     for dtype in (torch.float64, torch.bfloat16):
         other = fill_signs(torch.empty(3, 100, dtype=dtype), seed=5 << 40 | 3, stream=7 << 33 | 1)
-        assert torch.equal(other.flatten().float(), found)
+        assert torch.equal(other.flatten().float(), actual)
     many = fill_signs(torch.empty(100_000), seed=1, stream=2)
     assert torch.equal(many.double(), fill_signs(torch.empty(100_000, dtype=torch.float64), seed=1, stream=2))
     assert abs(float(many.mean())) < 4.5 / 100_000**0.5

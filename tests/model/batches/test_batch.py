@@ -92,12 +92,12 @@ def test_a_fit_with_a_shared_input_is_that_of_a_network_that_holds_it(form: str,
     inputs, name = FORMS[form]
     model, oracle = tb.Model(_net(), tb.likelihoods.Categorical(), shared=name), _bound()
     start = model.given_weights()
-    found = tb.fit(model, (inputs, TARGETS), METHODS[method], start=start, callbacks=())
+    actual = tb.fit(model, (inputs, TARGETS), METHODS[method], start=start, callbacks=())
     expected = tb.fit(oracle, (X, TARGETS), METHODS[method], start=start, callbacks=())
-    torch.testing.assert_close(found.sample(4, seed=1), expected.sample(4, seed=1), rtol=1e-9, atol=1e-10)
-    predicted = tb.predict(found, inputs, draws=4, chunk_size=7)
+    torch.testing.assert_close(actual.sample(4, seed=1), expected.sample(4, seed=1), rtol=1e-9, atol=1e-10)
+    predicted = tb.predict(actual, inputs, draws=4, chunk_size=7)
     torch.testing.assert_close(predicted.probs, tb.predict(expected, X, draws=4).probs, rtol=1e-9, atol=1e-10)
-    scores = tb.evaluate(found, (inputs, TARGETS), draws=4, chunk_size=11).metrics
+    scores = tb.evaluate(actual, (inputs, TARGETS), draws=4, chunk_size=11).metrics
     assert scores == pytest.approx(tb.evaluate(expected, (X, TARGETS), draws=4).metrics, rel=1e-8)
 
 
@@ -109,10 +109,10 @@ def test_laplace_with_a_shared_input_is_that_of_a_network_that_holds_it(structur
         tb.Laplace(structure=structure, batch_size=16, rank=5, check_mode=False, prior="model"),
         model.given_weights(),
     )
-    found: Any = tb.fit(model, (inputs, TARGETS), method, start=start, callbacks=())
+    actual: Any = tb.fit(model, (inputs, TARGETS), method, start=start, callbacks=())
     expected: Any = tb.fit(oracle, (X, TARGETS), method, start=start, callbacks=())
-    torch.testing.assert_close(found.log_evidence(), expected.log_evidence(), rtol=1e-9, atol=1e-9)
-    probs = [tb.predict(tb.Linearised(q), x, chunk_size=9).probs for q, x in ((found, inputs), (expected, X))]
+    torch.testing.assert_close(actual.log_evidence(), expected.log_evidence(), rtol=1e-9, atol=1e-9)
+    probs = [tb.predict(tb.Linearised(q), x, chunk_size=9).probs for q, x in ((actual, inputs), (expected, X))]
     torch.testing.assert_close(probs[0], probs[1], rtol=1e-9, atol=1e-10)
 
 
@@ -134,12 +134,12 @@ def test_the_curvature_of_a_layer_that_sees_what_is_shared_is_exact(structure: A
     inputs, targets = {"x": X[:9], "context": C[:20]}, _normal(9, 2, seed=2)
     start = model.given_weights()
     method = tb.Laplace(structure=structure, check_mode=False, prior="model")
-    found: Any = tb.fit(model, (inputs, targets), method, start=start, callbacks=())
+    actual: Any = tb.fit(model, (inputs, targets), method, start=start, callbacks=())
     placed = model.place(inputs)
     jacobian = torch.autograd.functional.jacobian(lambda w: model.network(w, placed), start).flatten(0, 1)
     precision = jacobian.T @ jacobian / 0.25 + torch.eye(len(start), dtype=torch.float64)
     variance = precision.inverse().diagonal() if structure == "dense" else 1 / precision.diagonal()
-    torch.testing.assert_close(found.gaussian.covariance.diagonal()[0], variance, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(actual.gaussian.covariance.diagonal()[0], variance, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -149,8 +149,8 @@ def test_a_batch_made_by_hand_is_as_one_unpacked(form: str, rows: int) -> None:
     model, oracle = tb.Model(_net(), tb.likelihoods.Categorical(), shared=name), _bound()
     weights_MD = model.given_weights() + 0.1 * _normal(2, model.layout.size, seed=5)
     wanted = tb.LogDensity(oracle, len(X), tb.Batch(X, TARGETS))(weights_MD)
-    found = tb.LogDensity(model, len(X), tb.Batch(inputs, TARGETS), chunk_size=rows)(weights_MD)
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    actual = tb.LogDensity(model, len(X), tb.Batch(inputs, TARGETS), chunk_size=rows)(weights_MD)
+    torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-10)
     by_rows = torch.stack([model.log_joint(w, tb.Batch(inputs, TARGETS), len(X)) for w in weights_MD])
     torch.testing.assert_close(by_rows, wanted.log_density, rtol=1e-9, atol=1e-10)
 
@@ -160,17 +160,17 @@ def test_a_minibatch_made_by_hand_is_as_one_unpacked(plan: Any) -> None:
     model, oracle = tb.Model(_net(), tb.likelihoods.Categorical(), shared="context"), _bound()
     weights_MD = model.given_weights() + 0.1 * _normal(2, model.layout.size, seed=5)
     rows, labels = X[:10].view(2, 5, -1), TARGETS[:10].view(2, 5)
-    found = tb.LogDensity(model, len(X), plan=plan)(weights_MD, tb.Batch({"context": C, "x": rows}, labels))
+    actual = tb.LogDensity(model, len(X), plan=plan)(weights_MD, tb.Batch({"context": C, "x": rows}, labels))
     wanted = tb.LogDensity(oracle, len(X))(weights_MD, tb.Batch(rows, labels))
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-10)
 
 
 def test_diagnose_takes_shared_inputs() -> None:
     inputs, name = FORMS["mapping"]
     model = tb.Model(_net(), tb.likelihoods.Categorical(), shared=name)
     weights = model.given_weights() + 0.1 * _normal(2, 12, model.layout.size, seed=4)
-    found, expected = tb.Draws(model, weights), tb.Draws(_bound(), weights)
-    mine = tb.diagnose(found, inputs, TARGETS, chunk_size=8).spaces["probabilities"].mean
+    actual, expected = tb.Draws(model, weights), tb.Draws(_bound(), weights)
+    mine = tb.diagnose(actual, inputs, TARGETS, chunk_size=8).spaces["probabilities"].mean
     torch.testing.assert_close(mine, tb.diagnose(expected, X, TARGETS).spaces["probabilities"].mean)
 
 

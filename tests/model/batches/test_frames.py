@@ -20,11 +20,11 @@ def test_verbs_take_tables_by_place():
     torch.manual_seed(0)
     expected = tb.fit(model(), (INPUTS, TARGETS), tb.MAP(epochs=3, batch_size=7), callbacks=())
     torch.manual_seed(0)
-    found = tb.fit(model(), (SHUFFLED[["a", "b", "c"]], SHUFFLED.y), tb.MAP(epochs=3, batch_size=7), callbacks=())
-    assert torch.equal(found.sample(1), expected.sample(1))
+    actual = tb.fit(model(), (SHUFFLED[["a", "b", "c"]], SHUFFLED.y), tb.MAP(epochs=3, batch_size=7), callbacks=())
+    assert torch.equal(actual.sample(1), expected.sample(1))
     inputs = SHUFFLED[["a", "b", "c"]]
-    assert torch.equal(tb.predict(found, inputs).probs, tb.predict(found, INPUTS).probs)
-    assert tb.evaluate(found, (inputs, SHUFFLED.y)).metrics == tb.evaluate(found, (INPUTS, TARGETS)).metrics
+    assert torch.equal(tb.predict(actual, inputs).probs, tb.predict(actual, INPUTS).probs)
+    assert tb.evaluate(actual, (inputs, SHUFFLED.y)).metrics == tb.evaluate(actual, (INPUTS, TARGETS)).metrics
 
 
 def test_numbers_of_rows_are_told_apart():

@@ -100,13 +100,13 @@ def test_labels_that_are_one_place_ahead_stay_where_they_are(tokens: Tensor, lab
     """Compared one place later again, they would be those of token t + 2."""
     pair: Any = (labels, torch.ones(len(labels))) if weighted else labels
     likelihood = tb.likelihoods.Weighted(CATEGORICAL) if weighted else CATEGORICAL
-    found = unpacked(Words(1), (tokens, pair), likelihood).targets
-    assert torch.equal(found[0] if weighted else found, labels)
+    actual = unpacked(Words(1), (tokens, pair), likelihood).targets
+    assert torch.equal(actual[0] if weighted else actual, labels)
 
 
 def test_labels_that_are_ahead_need_none_that_is_left_out():
-    found = unpacked(Words(1), AHEAD["all"], tb.likelihoods.Categorical())
-    assert torch.equal(found.targets, LONGER[:, 1:])
+    actual = unpacked(Words(1), AHEAD["all"], tb.likelihoods.Categorical())
+    assert torch.equal(actual.targets, LONGER[:, 1:])
 
 
 def test_equal_tokens_are_the_next_ones_too():
@@ -125,8 +125,8 @@ def test_labels_of_weighted_rows_are_moved_too():
         (base, (SKIPPED, weights)),
         (tb.likelihoods.Weighted(base), ((SKIPPED, weights), weights)),
     ):
-        found = unpacked(Words(1), {"input_ids": TOKENS, "labels": given}, likelihood).targets
-        labels, kept = found if likelihood is base else found[0]
+        actual = unpacked(Words(1), {"input_ids": TOKENS, "labels": given}, likelihood).targets
+        labels, kept = actual if likelihood is base else actual[0]
         assert torch.equal(labels, F.pad(SKIPPED[:, 1:], (0, 1), value=-100))
         assert torch.equal(kept, weights)
     with pytest.raises(ValueError, match="would learn to copy them"):
@@ -196,9 +196,9 @@ def test_a_batch_made_by_hand_is_taken_where_tokens_may_be_labels(network: nn.Mo
     ids=["classes", "one token", "numbers", "numbers and labels"],
 )
 def test_other_targets_are_left_alone(batch: Any):
-    found = unpacked(Words(1), batch)
+    actual = unpacked(Words(1), batch)
     given = batch["labels"] if isinstance(batch, dict) else batch[1]
-    torch.testing.assert_close(found.targets, given, check_dtype=False)
+    torch.testing.assert_close(actual.targets, given, check_dtype=False)
 
 
 def test_outputs_with_more_places_than_labels_are_refused():

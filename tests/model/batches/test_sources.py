@@ -75,12 +75,12 @@ def source_of(data: Any, batch_size: int = 5) -> Source:
 
 def seen(source: Source, epoch: int, skip: int = 0, seeds: list[int] = SEEDS) -> list[Tensor]:
     """The numbers of the rows in each batch, (M, B)."""
-    found = []
+    actual = []
     for inputs, targets in source.epoch(seeds, epoch, skip):
         assert inputs.shape == (len(seeds), targets.shape[1], 2)
         assert torch.equal(inputs[..., 0], targets)
-        found.append(targets)
-    return found
+        actual.append(targets)
+    return actual
 
 
 @pytest.mark.parametrize("data", [*SHUFFLED.values(), *ORDERED.values()], ids=[*SHUFFLED, *ORDERED])
@@ -130,9 +130,9 @@ def test_skipping_begins_in_the_middle_of_an_epoch(data: Callable[[], Any]) -> N
 
 
 def test_orders_differ_between_members_epochs_and_seeds() -> None:
-    found = [orders([seed], epoch, 50)[0] for seed in (*member_seeds(0, 3), *member_seeds(1, 3)) for epoch in range(3)]
-    assert len({tuple(order.tolist()) for order in found}) == 18
-    assert all(torch.equal(order.sort().values, torch.arange(50)) for order in found)
+    actual = [orders([seed], epoch, 50)[0] for seed in (*member_seeds(0, 3), *member_seeds(1, 3)) for epoch in range(3)]
+    assert len({tuple(order.tolist()) for order in actual}) == 18
+    assert all(torch.equal(order.sort().values, torch.arange(50)) for order in actual)
     assert torch.equal(orders([5, 6], 2, 50)[1], orders([6], 2, 50)[0])
 
 
@@ -189,11 +189,11 @@ def test_forms_of_the_same_data_give_the_same_posterior() -> None:
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # nor do these
 def test_workers_change_nothing() -> None:
     method, model = tb.MAP(epochs=2, plan="loop"), regression()
-    found = [
+    actual = [
         tb.fit(model, DataLoader(Rows(), batch_size=5, shuffle=True, num_workers=n), method, callbacks=()).tensors()
         for n in (0, 1)
     ]
-    assert_same_tensors(*found)
+    assert_same_tensors(*actual)
 
 
 class Augmented(Rows):

@@ -86,8 +86,8 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-def same(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+def same(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -71,9 +71,9 @@ def test_log_prob_is_scipys_summed_over_outputs(likelihood: Any, width: int, tar
 @each
 def test_leading_axes_are_a_loop_over_draws(likelihood: Any, width: int, targets: Tensor, oracle: Any):
     outputs = normal(2, 5, B, width * K)
-    found = likelihood.log_prob(outputs, targets)
+    actual = likelihood.log_prob(outputs, targets)
     expected = [[oracle(outputs[i, s], targets).sum(-1) for s in range(5)] for i in range(2)]
-    assert_close(found, torch.stack([torch.stack([torch.as_tensor(e) for e in row]) for row in expected]))
+    assert_close(actual, torch.stack([torch.stack([torch.as_tensor(e) for e in row]) for row in expected]))
 
 
 @each

@@ -103,20 +103,20 @@ class Sizes(TorchDispatchMode):
         self.seen: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        self.seen += [leaf.numel() for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
-        return found
+        actual = func(*args, **(kwargs or {}))
+        self.seen += [leaf.numel() for leaf in tree_leaves(actual) if isinstance(leaf, Tensor)]
+        return actual
 
 
 @pytest.mark.parametrize("settings", [{"ignore_index": -100}, {"weights": WEIGHTS}], ids=str)
 def test_labels_that_count_otherwise_cost_no_table_of_all_classes(settings: dict[str, Any]):
     """With a vocabulary of 20,000 tokens a table of counts would cost several times the likelihood itself."""
-    outputs, found = normal(B, T, K), []
+    outputs, actual = normal(B, T, K), []
     for likelihood in (Categorical(), Categorical(**settings)):
         with Sizes() as sizes:
             likelihood.log_prob(outputs, PLACES)
-        found.append(sum(size >= outputs.numel() for size in sizes.seen))
-    assert found[0] == found[1] == 1
+        actual.append(sum(size >= outputs.numel() for size in sizes.seen))
+    assert actual[0] == actual[1] == 1
 
 
 def test_soft_binary_labels_are_the_mean_over_labels():

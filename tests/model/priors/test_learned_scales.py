@@ -133,12 +133,12 @@ def test_a_horseshoe_has_its_global_scale_as_a_weight() -> None:
     own = priors.with_scales(linear(), priors.Hierarchical(0.1, None))
     own.prior["standard.weight"] = priors.Horseshoe()
     model = tb.Model(own.network, tb.likelihoods.Gaussian(NOISE), own.prior)
-    found = weights_of(model, model.prior.sample(4000, seed=3))
+    actual = weights_of(model, model.prior.sample(4000, seed=3))
     source = np.random.default_rng(0)
     direct = 0.1 * source.standard_cauchy((4000, 1)) * source.standard_cauchy((4000, FEATURES))
     direct = torch.from_numpy(direct * source.standard_normal((4000, FEATURES))).abs()
     for value in (lambda w: w.amax(1), lambda w: w.amin(1), lambda w: w[:, 0]):
-        assert stats.ks_2samp(value(found.abs()).numpy(), value(direct).numpy()).pvalue > 1e-3
+        assert stats.ks_2samp(value(actual.abs()).numpy(), value(direct).numpy()).pvalue > 1e-3
 
 
 @pytest.mark.study  # the density of weights and scales is that of the first test
@@ -151,14 +151,14 @@ def test_nuts_draws_weights_and_scale_of_a_regression(df: float | None) -> None:
     draws = tb.fit(
         model, (INPUTS, TARGETS), tb.NUTS(192, 70, 45, target_acceptance=0.9, max_doublings=5), callbacks=()
     ).sample(4800)
-    found = {"scaled": weights_of(model, draws)}
+    actual = {"scaled": weights_of(model, draws)}
     if df is not None:
         whole = tb.Model(linear(), tb.likelihoods.Gaussian(NOISE), priors.Hierarchical(SCALE, df))
-        found["integrated"] = tb.fit(
+        actual["integrated"] = tb.fit(
             whole, (INPUTS, TARGETS), tb.NUTS(192, 70, 45, target_acceptance=0.9, max_doublings=5), callbacks=()
         ).sample(4800)
     root = torch.linalg.inv(torch.linalg.cholesky(truth["covariance"]))
-    for weights in found.values():
+    for weights in actual.values():
         whitened = (weights - truth["mean"]) @ root.T
         assert_close(whitened.mean(0), torch.zeros(FEATURES), atol=0.08)
         assert_close(torch.cov(whitened.T), torch.eye(FEATURES), rtol=0, atol=0.15)
@@ -205,9 +205,9 @@ def test_evidence_is_that_with_the_scale_integrated_out() -> None:
     truth = float(exact(4.0)["log_evidence"])
     whole = tb.Model(linear(), tb.likelihoods.Gaussian(NOISE), priors.Hierarchical(SCALE, 4.0))
     for model in (whole, scaled(4.0)):
-        found = prior_monte_carlo(model, (INPUTS, TARGETS), draws=8000)
-        assert abs(found.log_evidence - truth) < 5 * found.error + 1e-3
-        assert found.error < 0.1
+        actual = prior_monte_carlo(model, (INPUTS, TARGETS), draws=8000)
+        assert abs(actual.log_evidence - truth) < 5 * actual.error + 1e-3
+        assert actual.error < 0.1
 
 
 # --- simulation-based calibration (Talts et al. 2018), as in tests/methods/mcmc/test_sbc.py

@@ -87,14 +87,14 @@ def test_moments_are_those_of_draws(rule: Any) -> None:
     variances = {n: 0.01 + 0.02 * normal(3, seed=9 + k).square() for k, n in enumerate(rule.laws())}
     e = {n: normal(200_000, 3, seed=20 + k) for k, n in enumerate(means)}
     z = rule.multipliers({n: means[n] + variances[n].sqrt() * e[n] for n in means})
-    found = rule.moments(means, variances)
-    assert_close(found.mean, z.mean(0), rtol=0.01)
-    assert_close(found.variance, z.var(0), rtol=0.03)
+    actual = rule.moments(means, variances)
+    assert_close(actual.mean, z.mean(0), rtol=0.01)
+    assert_close(actual.variance, z.var(0), rtol=0.03)
     if isinstance(rule, priors.GroupNormalJeffreys):
-        assert_close(found.noise, (found.variance / found.mean**2).log())
+        assert_close(actual.noise, (actual.variance / actual.mean**2).log())
     else:  # the mode of a log-normal z with log z ~ N(m, v) is e^{m − v}
         m, v = (sum(of.values()) for of in (means, variances))
-        assert_close(found.noise, v - m)
+        assert_close(actual.noise, v - m)
 
 
 NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -141,13 +141,13 @@ def test_members_begin_at_multipliers_of_one() -> None:
     assert model.prior.sample(3, seed=0).isfinite().all() if hasattr(model.prior, "sample") else True
     data = (normal(20, 3).float(), normal(20, 1).float())
     with pytest.warns(tb.ProblemWarning):
-        found = tb.fit(model, data, tb.VI(members=2, epochs=1, kl_weight=1.0, optimizer=tb.SGD(1e-12)), callbacks=())
-    assert isinstance(found, tb.Gaussian)
-    for mean_D in found.mean_MD:
+        actual = tb.fit(model, data, tb.VI(members=2, epochs=1, kl_weight=1.0, optimizer=tb.SGD(1e-12)), callbacks=())
+    assert isinstance(actual, tb.Gaussian)
+    for mean_D in actual.mean_MD:
         parts = model.layout.split(mean_D)
         z = _HORSESHOE.multipliers({n: parts[f"0.{n}"] for n in _HORSESHOE.laws()})
         assert_close(z, torch.ones(3), rtol=1e-5)
-    assert not torch.equal(found.mean_MD[0], found.mean_MD[1])
+    assert not torch.equal(actual.mean_MD[0], actual.mean_MD[1])
 
 
 _HORSESHOE = priors.GroupHorseshoe(0.1)
@@ -169,16 +169,16 @@ def test_other_weights_keep_their_priors() -> None:
     rules = {"0.weight": priors.GroupHorseshoe(), "*.bias": priors.Laplace(0.3), "*": priors.Normal(2.0)}
     made = priors.with_multipliers(net, rules)
     model = tb.Model(made.network, tb.likelihoods.Gaussian(1.0), made.prior)
-    found = {
+    actual = {
         name: segment.prior
         for name, where in model.layout.slices.items()
         for segment in model.prior.segments
         if segment.where.start <= where.start and where.stop <= segment.where.stop
     }
-    assert found["0.layer.weight"] == priors.Normal()
-    assert found["0.bias"] == found["2.bias"] == priors.Laplace(0.3)
-    assert found["2.weight"] == found["1.weight"] == priors.Normal(2.0)
-    assert found["0.log_numerators"] == priors.LogHalfNormal(1.0)
+    assert actual["0.layer.weight"] == priors.Normal()
+    assert actual["0.bias"] == actual["2.bias"] == priors.Laplace(0.3)
+    assert actual["2.weight"] == actual["1.weight"] == priors.Normal(2.0)
+    assert actual["0.log_numerators"] == priors.LogHalfNormal(1.0)
 
 
 def test_refusals_say_what_is_wrong() -> None:

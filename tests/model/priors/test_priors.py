@@ -96,12 +96,12 @@ def test_mixtures_in_one_pass_are_their_log_density_and_its_derivative(scales, p
     (slope,) = torch.autograd.grad(expected.sum(), leaf)
     start = normal(3, 2, 40, seed=1).to(dtype)
     gradient = start.clone()
-    found = prior.visit_(weights, gradient, 1e-3)
+    actual = prior.visit_(weights, gradient, 1e-3)
     rtol = 1e-12 if dtype == torch.float64 else 1e-5  # of a float32 sum with terms of either sign
-    assert found.dtype == torch.float64
-    assert_close(found, expected.detach().sum(-1), rtol=rtol)
+    assert actual.dtype == torch.float64
+    assert_close(actual, expected.detach().sum(-1), rtol=rtol)
     assert_close(gradient, (start + 1e-3 * slope).to(dtype), rtol=rtol, atol=rtol)
-    assert_close(prior.total(weights), found, rtol=1e-14)
+    assert_close(prior.total(weights), actual, rtol=1e-14)
     assert_close(prior.total(leaf), expected.sum(-1), rtol=1e-14)
 
 

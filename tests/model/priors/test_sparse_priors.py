@@ -37,19 +37,19 @@ def test_density_is_the_mixture_over_half_cauchy_scales(scale: float) -> None:
 
         return sum(integrate.quad(part, a, a + 5, epsabs=0, epsrel=1e-11)[0] for a in range(-25, 30, 5))
 
-    found = priors.Horseshoe(scale).log_prob(WEIGHTS)
-    assert_close(found, [math.log(density(float(w))) for w in WEIGHTS], rtol=1e-8, atol=1e-8)
+    actual = priors.Horseshoe(scale).log_prob(WEIGHTS)
+    assert_close(actual, [math.log(density(float(w))) for w in WEIGHTS], rtol=1e-8, atol=1e-8)
     z = (WEIGHTS / scale).square()  # the bounds of Carvalho, Polson and Scott
     unit = 1 / (scale * math.sqrt(2 * math.pi**3))
-    assert (found.exp() > 0.5 * unit * torch.log1p(4 / z)).all()
-    assert (found.exp() < unit * torch.log1p(2 / z)).all()
+    assert (actual.exp() > 0.5 * unit * torch.log1p(4 / z)).all()
+    assert (actual.exp() < unit * torch.log1p(2 / z)).all()
 
 
 def test_exponential_integral_is_scipys() -> None:
     x = torch.logspace(-16, 2.7, 2000, dtype=torch.float64)
     expected = special.exp1(x.numpy()) * np.exp(x.numpy())
-    found, slope = scaled_e1(x)
-    assert_close(found, expected, rtol=5e-15)
+    actual, slope = scaled_e1(x)
+    assert_close(actual, expected, rtol=5e-15)
     assert_close(slope, 1 - 1 / (x.numpy() * expected), rtol=1e-9)
     low, gentle = scaled_e1(x.float())
     assert_close(low, expected, rtol=2e-6)
@@ -153,8 +153,8 @@ def test_divergence_has_the_known_values(log_alpha: float, expected: float) -> N
     mean = torch.tensor([[-1.7]], dtype=torch.float64)
     variance = math.exp(log_alpha) * mean.square()
     nothing = [torch.zeros(1, 1, dtype=torch.float64) for _ in range(2)]
-    found = add_expected_(Segment(priors.LogUniform(), slice(0, 1)), mean, variance, scale=1.0, into=nothing)
-    divergence = -found - 0.5 * variance.log().sum() + 0.5 * (np.euler_gamma + math.log(2))
+    actual = add_expected_(Segment(priors.LogUniform(), slice(0, 1)), mean, variance, scale=1.0, into=nothing)
+    divergence = -actual - 0.5 * variance.log().sum() + 0.5 * (np.euler_gamma + math.log(2))
     assert_close(divergence, [expected], rtol=0.0, atol=5e-7)
     # its derivative by log α at a fixed mean is −u D(u), u = 1/√(2α): that of −E log p, less that of the entropy
     u = math.exp(-0.5 * log_alpha) / math.sqrt(2)
@@ -171,8 +171,8 @@ def test_expected_log_size_is_exact() -> None:
     e = normal(400_000, seed=5)
     for at in (0.3, 2.0, 6.0, 14.0):
         drawn = (at + e).abs().log()
-        found, _ = expected_log_size(torch.tensor(at, dtype=torch.float64))
-        assert abs(float(found - drawn.mean())) < 5 * float(drawn.std()) / 400_000**0.5
+        actual, _ = expected_log_size(torch.tensor(at, dtype=torch.float64))
+        assert abs(float(actual - drawn.mean())) < 5 * float(drawn.std()) / 400_000**0.5
     low, _ = expected_log_size(z.float())
     assert low.dtype == torch.float32
     assert_close(low, value, rtol=1e-6, atol=1e-6)

@@ -91,10 +91,10 @@ def bound_of(rule: Any) -> BoundPrior:
 def test_density_is_scipys(rule: Any, oracle: Callable[[dict[str, Tensor]], float]) -> None:
     bound, weights = bound_of(rule), normal(3, LAYOUT.size)
     rest = [n for n in LAYOUT.names if n not in rule]
-    for row, found in zip(weights, bound.log_prob(weights), strict=True):
+    for row, actual in zip(weights, bound.log_prob(weights), strict=True):
         views = LAYOUT.split(row)
         others = sum(stats.norm.logpdf(views[n].numpy(), scale=0.5).sum() for n in rest)
-        assert_close(found, oracle(views) + others)
+        assert_close(actual, oracle(views) + others)
 
 
 @each
@@ -104,13 +104,13 @@ def test_gradient_is_autograds(rule: Any, oracle: Any, dtype: torch.dtype) -> No
     leaf = weights.double().requires_grad_()
     (expected,) = torch.autograd.grad(bound.log_prob(leaf).sum(), leaf)
     start = normal(3, LAYOUT.size, seed=1).to(dtype)
-    gradient, found = start.clone(), bound.log_prob(weights)
+    gradient, actual = start.clone(), bound.log_prob(weights)
     with torch.no_grad():
         bound.add_gradient_(gradient, weights, 0.3)
     rtol = 1e-10 if dtype == torch.float64 else 1e-4
-    assert found.dtype == torch.float64
+    assert actual.dtype == torch.float64
     assert_close(gradient, start + 0.3 * expected, rtol=rtol, atol=rtol)
-    assert_close(found, bound.log_prob(weights.double()), rtol=rtol / 10)
+    assert_close(actual, bound.log_prob(weights.double()), rtol=rtol / 10)
     rest = torch.zeros(3, LAYOUT.size, dtype=dtype)
     total = bound.add_rest_(rest, weights, 1.0)  # what a kernel leaves to be added to the part that it computes
     for segment in bound.segments:
@@ -120,7 +120,7 @@ def test_gradient_is_autograds(rule: Any, oracle: Any, dtype: torch.dtype) -> No
             total = total + segment.total(weights) + constants
         else:
             assert_close(rest[:, segment.where], expected[:, segment.where], rtol=rtol, atol=rtol)
-    assert_close(total, found, rtol=rtol)
+    assert_close(total, actual, rtol=rtol)
 
 
 @each
@@ -247,8 +247,8 @@ def test_patches_are_what_filters_meet(layer: Any) -> None:
     outputs = layer(inputs) - layer.bias.view(-1, *[1] * (inputs.ndim - 2))
     count = outputs[:, 0].numel()
     weight = layer.weight.flatten(1)
-    found = ((weight @ (prior.covariance - 1e-2 * eye(weight.shape[1]))) * weight).sum(1)
-    assert_close(found, outputs.square().movedim(1, 0).flatten(1).sum(1) / (count - 1), rtol=1e-9)
+    actual = ((weight @ (prior.covariance - 1e-2 * eye(weight.shape[1]))) * weight).sum(1)
+    assert_close(actual, outputs.square().movedim(1, 0).flatten(1).sum(1) / (count - 1), rtol=1e-9)
     model = tb.Model(layer, lambda f: torch.distributions.Normal(f, 1.0), {"weight": prior, "*": priors.Normal()})
     assert model.prior.sample(2).shape == (2, model.layout.size)
 
@@ -376,9 +376,9 @@ def test_expectations_under_normal_weights_are_those_of_draws(rules: Any) -> Non
     for segment in bound.segments:
         if is_closed(segment):
             spare = [torch.zeros(1, 26, dtype=torch.float64) for _ in range(2)]
-            found = add_expected_(segment, mean, std.square(), scale=1.0, into=spare)
+            actual = add_expected_(segment, mean, std.square(), scale=1.0, into=spare)
             values = segment.total(draws)
-            assert abs(float((found - values.mean()) / values.std())) < 5 / 200
+            assert abs(float((actual - values.mean()) / values.std())) < 5 / 200
     assert is_closed(Segment(bound.segments[0].prior, slice(0, 12))) == ("Joint" in repr(bound.segments[0].prior))
 
 
@@ -407,13 +407,13 @@ def test_laplace_says_what_it_cannot_take(rules: Any, likelihood: Any, method: A
 
 
 def test_laplace_in_float32_is_that_in_float64() -> None:
-    found = []
+    actual = []
     for dtype in (torch.float64, torch.float32):
         model, data = small(RULES["empcov"], dtype), (normal(20, 3, seed=5).to(dtype), torch.arange(20) % 2)
         method = tb.Laplace("dense", prior="model", check_mode=False)
         own: Any = tb.fit(model, data, method, start=model.given_weights(), callbacks=())
-        found.append((own.gaussian.covariance.dense(), own.log_evidence(), own.effective_parameters()))
-    for double, single in zip(*found, strict=True):
+        actual.append((own.gaussian.covariance.dense(), own.log_evidence(), own.effective_parameters()))
+    for double, single in zip(*actual, strict=True):
         assert_close(single, double, rtol=1e-3, atol=1e-4)
 
 

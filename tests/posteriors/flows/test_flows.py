@@ -169,9 +169,9 @@ def test_couplings_of_multipliers_have_the_determinant_of_their_jacobian(size: i
     flow = Coupling(size, 3, 4)
     parameters = flow.start(normal(1, flow.layout.size)) + 0.6 * normal(1, flow.layout.size, seed=1)
     parts, z = flow.layout.split(parameters), normal(size, seed=2)
-    _, found = flow.forward(parts, z[None, None])
+    _, actual = flow.forward(parts, z[None, None])
     jacobian: Any = torch.autograd.functional.jacobian(lambda z: flow.forward(parts, z[None, None])[0][0, 0], z)
-    assert float(found) == pytest.approx(float(torch.linalg.slogdet(jacobian).logabsdet), abs=1e-12)
+    assert float(actual) == pytest.approx(float(torch.linalg.slogdet(jacobian).logabsdet), abs=1e-12)
     assert flow.moves.sum() == sum((i + step + 1) % 2 for i in range(size) for step in range(3))
 
 

@@ -86,9 +86,9 @@ def test_linear_model_has_the_mean_and_covariance_of_the_closed_form(rate: float
     drawn_SBK = posterior_of(net).functions(draws)(x_B5)
     error = (covariance_BKK.diagonal(dim1=1, dim2=2) / draws).sqrt()
     assert ((drawn_SBK.mean(0) - mean_BK).abs() < 5 * error).all()
-    found = torch.einsum("sbk,sbl->bkl", drawn_SBK - mean_BK, drawn_SBK - mean_BK) / draws
+    actual = torch.einsum("sbk,sbl->bkl", drawn_SBK - mean_BK, drawn_SBK - mean_BK) / draws
     fourth = torch.einsum("s,sbk,sbl->bkl", chance, centred**2, centred**2) - covariance_BKK**2
-    assert ((found - covariance_BKK).abs() < 5 * (fourth / draws).sqrt() + 1e-12).all()
+    assert ((actual - covariance_BKK).abs() < 5 * (fourth / draws).sqrt() + 1e-12).all()
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

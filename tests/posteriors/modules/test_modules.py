@@ -33,9 +33,9 @@ def expected(name: str, prediction: tb.Predictive) -> Tensor:
 
 
 def assert_predicts(module: Callable[..., Any], prediction: tb.Predictive, inputs: Any, names: list[str]) -> None:
-    found = module(inputs)
-    assert list(found) == names
-    for name, tensor in found.items():
+    actual = module(inputs)
+    assert list(actual) == names
+    for name, tensor in actual.items():
         assert_close(tensor, expected(name, prediction), rtol=1e-9, atol=1e-12)
 
 
@@ -174,8 +174,8 @@ def test_it_goes_to_onnx(name: str, tmp_path: Path) -> None:
     program = torch.onnx.export(module, (at,), dynamo=True, dynamic_shapes=shapes, output_names=names, verbose=False)
     program.save(tmp_path / "average.onnx")  # type: ignore[union-attr]
     session = runtime.InferenceSession(tmp_path / "average.onnx")
-    found = session.run(names, {session.get_inputs()[0].name: at[:2].numpy()})
-    for tensor, own in zip(found, module(at[:2]).values(), strict=True):
+    actual = session.run(names, {session.get_inputs()[0].name: at[:2].numpy()})
+    for tensor, own in zip(actual, module(at[:2]).values(), strict=True):
         assert_close(torch.as_tensor(tensor), own, rtol=1e-4, atol=1e-5)
 
 
@@ -258,8 +258,8 @@ def test_averages_of_numbers_go_to_onnx(likelihood: Any, outputs: int, level: fl
     program = torch.onnx.export(module, (at,), dynamo=True, dynamic_shapes=shapes, output_names=names, verbose=False)
     program.save(tmp_path / "average.onnx")  # type: ignore[union-attr]
     session = runtime.InferenceSession(tmp_path / "average.onnx")
-    found = session.run(names, {session.get_inputs()[0].name: at[:2].numpy()})
-    for tensor, own in zip(found, module(at[:2]).values(), strict=True):
+    actual = session.run(names, {session.get_inputs()[0].name: at[:2].numpy()})
+    for tensor, own in zip(actual, module(at[:2]).values(), strict=True):
         assert_close(torch.as_tensor(tensor), own, rtol=1e-4, atol=1e-5)
 
 
@@ -324,12 +324,12 @@ def test_inputs_that_are_not_written_to_are_not_copied() -> None:
 
 def test_one_draw_is_the_network() -> None:
     model = tb.Model(net := dense(1), tb.likelihoods.Gaussian(0.5))
-    found = tb.Point(model, model.given_weights().unsqueeze(0)).module()(inputs := normal(ROWS, 4))
+    actual = tb.Point(model, model.given_weights().unsqueeze(0)).module()(inputs := normal(ROWS, 4))
     with torch.no_grad():
-        assert_close(found["mean"], net(inputs))
-    assert_close(found["variance"], torch.full((ROWS, 1), 0.25))
-    assert_close(found["epistemic"], torch.zeros(ROWS, 1))
-    assert_close(found["upper"] - found["mean"], 0.5 * 1.959963984540054 * torch.ones(ROWS, 1, dtype=torch.float64))
+        assert_close(actual["mean"], net(inputs))
+    assert_close(actual["variance"], torch.full((ROWS, 1), 0.25))
+    assert_close(actual["epistemic"], torch.zeros(ROWS, 1))
+    assert_close(actual["upper"] - actual["mean"], 0.5 * 1.959963984540054 * torch.ones(ROWS, 1, dtype=torch.float64))
 
 
 def test_levels() -> None:
