@@ -117,18 +117,18 @@ def main() -> None:
     for name, base in BASES.items():
         whole = row(name, WHOLE)
         for rank in (WHOLE, 0, 128, 8):
-            found = whole if rank == WHOLE else row(name, rank)
-            change = max(abs(a - b) for a, b in zip(found[4:-2], whole[4:-2], strict=True))
+            entry = whole if rank == WHOLE else row(name, rank)
+            change = max(abs(a - b) for a, b in zip(entry[4:-2], whole[4:-2], strict=True))
             label = {WHOLE: "whole", 0: "by default"}.get(rank, f"rank {rank}")
             cells = [
-                f"{found[1]:.1f}",
-                f"{found[2]:.0f}",
-                f"{found[3]:.1f}",
+                f"{entry[1]:.1f}",
+                f"{entry[2]:.0f}",
+                f"{entry[3]:.1f}",
                 f"{change:.1g}",
-                f"{found[-2]:.3f}",
-                f"{found[-1]:.2f}",
+                f"{entry[-2]:.3f}",
+                f"{entry[-1]:.2f}",
             ]
-            table.add_row(f"{base.title} ({found[0]:,.0f} weights)", label, *cells)
+            table.add_row(f"{base.title} ({entry[0]:,.0f} weights)", label, *cells)
     Console(width=160).print(table)
 
 

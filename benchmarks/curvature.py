@@ -159,10 +159,10 @@ def prepare(case: Case, path: Path) -> None:
     save(Numbers(train, targets, test, weights), path)
 
 
-def agree(found: list[float], expected: list[float]) -> bool:
+def agree(actual: list[float], expected: list[float]) -> bool:
     """Return whether two sides have the same numbers, to float32."""
-    return len(found) == len(expected) and all(
-        math.isclose(a, b, rel_tol=2e-3, abs_tol=1e-4) for a, b in zip(found, expected, strict=True)
+    return len(actual) == len(expected) and all(
+        math.isclose(a, b, rel_tol=2e-3, abs_tol=1e-4) for a, b in zip(actual, expected, strict=True)
     )
 
 

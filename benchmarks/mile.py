@@ -95,15 +95,15 @@ def scores(predictive: tb.Predictive, targets: Tensor) -> dict[str, float]:
     """Return the scores of predictions of test rows."""
     mean, variance = predictive.mean, predictive.variance
     squares = (targets - mean).square()
-    found = {
+    results = {
         "rmse": math.sqrt(float(squares.mean())),
         "nll": float((0.5 * (2 * math.pi * variance).log() + squares / (2 * variance)).mean()),
         "mixture": -float(predictive.log_prob(targets).mean()),
     }
     for level in _LEVELS:
         low, high = predictive.interval(level)
-        found[f"{level:.0%}"] = float(((low <= targets) & (targets <= high)).float().mean())
-    return found
+        results[f"{level:.0%}"] = float(((low <= targets) & (targets <= high)).float().mean())
+    return results
 
 
 def methods(asked: argparse.Namespace) -> dict[str, Any]:
@@ -130,15 +130,15 @@ def run(name: str, seed: int, asked: argparse.Namespace, ranks: tb.Ranks) -> dic
         tb.likelihoods.HeteroscedasticGaussian(),
         tb.priors.Normal(asked.prior),
     )
-    found = {}
+    results = {}
     for label, way in methods(asked).items():
         began, worked = time.perf_counter(), time.process_time()
         posterior = tb.fit(model, train, way, seed=seed, callbacks=(), ranks=ranks)
         spent = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - worked}
-        found[label] = {**scores(tb.predict(posterior, test[0]), test[1]), **spent, "members": posterior.members}
+        results[label] = {**scores(tb.predict(posterior, test[0]), test[1]), **spent, "members": posterior.members}
     if asked.bde and ranks.first:
-        found["bde"] = bde(*protocol(name, tuning=asked.tuning), seed)
-    return found
+        results["bde"] = bde(*protocol(name, tuning=asked.tuning), seed)
+    return results
 
 
 class Published(MicrocanonicalEnsemble):
@@ -202,7 +202,7 @@ def show(name: str, by_seed: list[dict[str, dict[str, float]]], asked: argparse.
     names = [*next(iter(by_seed[0].values()))]
     print("".join([f"{'':10}", *(f"{each:>16}" for each in names)]))
     for label in by_seed[0]:
-        numbers = np.array([[found[label][each] for each in names] for found in by_seed])
+        numbers = np.array([[results[label][each] for each in names] for results in by_seed])
         cells = (f"{m:9.3f} ± {s:4.3f}" for m, s in zip(numbers.mean(0), numbers.std(0), strict=True))
         print("".join([f"{label:10}", *(f"{cell:>16}" for cell in cells)]), flush=True)
 

@@ -25,14 +25,14 @@ def gibbs(gram: Tensor, pull: Tensor, *, seed: int) -> np.ndarray:
     source = np.random.default_rng(seed)
     eigen, axes = np.linalg.eigh(gram.numpy())
     eigen, pulled, v = eigen.clip(0), axes.T @ pull.numpy(), SCALE**2
-    found = np.empty(BURN_IN + SWEEPS)
-    for sweep in range(len(found)):
+    samples = np.empty(BURN_IN + SWEEPS)
+    for sweep in range(len(samples)):
         precision = eigen + 1 / v
         w = pulled / precision + source.standard_normal(len(eigen)) / np.sqrt(precision)
         rate = source.gamma(1.0) / (1 / SCALE**2 + 1 / v)  # 1/c
         v = (rate + 0.5 * (w**2).sum()) / source.gamma(0.5 + len(eigen) / 2)
-        found[sweep] = 0.5 * math.log(v)
-    return found[BURN_IN:]
+        samples[sweep] = 0.5 * math.log(v)
+    return samples[BURN_IN:]
 
 
 def nuts(gram: Tensor, pull: Tensor) -> tuple[Tensor, int]:

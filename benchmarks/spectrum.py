@@ -70,8 +70,8 @@ def loop_product(net: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> Callab
         for inputs, targets in batches:
             loss = nn.functional.cross_entropy(net(inputs), targets, reduction="sum")
             first = torch.autograd.grad(loss, parameters, create_graph=True)
-            for sum_, found in zip(total, torch.autograd.grad(first, parameters, vector), strict=True):
-                sum_.add_(found)
+            for sum_, slope in zip(total, torch.autograd.grad(first, parameters, vector), strict=True):
+                sum_.add_(slope)
         return total
 
     return product
@@ -84,7 +84,7 @@ def loop_spectrum(product: Callable[[list[Tensor]], list[Tensor]], net: nn.Modul
         return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
 
     def run() -> object:
-        found = []
+        decompositions = []
         for _ in range(probes):
             vector = [torch.randint_like(p, 2) * 2 - 1 for p in net.parameters()]
             vector = [v / dot(vector, vector).sqrt() for v in vector]
@@ -100,8 +100,8 @@ def loop_spectrum(product: Callable[[list[Tensor]], list[Tensor]], net: nn.Modul
                 vector = [n / betas[-1] for n in new]
             beside = torch.stack(betas[:-1])
             tridiagonal = torch.diag(torch.stack(alphas)) + torch.diag(beside, 1) + torch.diag(beside, -1)
-            found.append(torch.linalg.eigh(tridiagonal.double()))
-        return found
+            decompositions.append(torch.linalg.eigh(tridiagonal.double()))
+        return decompositions
 
     return run
 
@@ -159,9 +159,9 @@ def compare(name: str, kind: str, rounds: int) -> dict[str, float]:
 def check(ours: Products, product: Callable[[list[Tensor]], list[Tensor]], net: nn.Module) -> None:
     """Compare our product with the loop's."""
     vector = [torch.randn_like(p) for p in net.parameters()]
-    found = ours(nn.utils.parameters_to_vector(vector).unsqueeze(0))[0]
+    product = ours(nn.utils.parameters_to_vector(vector).unsqueeze(0))[0]
     expected = nn.utils.parameters_to_vector(product(vector))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    torch.testing.assert_close(product, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 def main(arguments: list[str] | None = None) -> None:

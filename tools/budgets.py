@@ -182,8 +182,8 @@ def find(modules: dict[str, Module], module: Module, name: str) -> tuple[Module,
 
 def ancestors(modules: dict[str, Module], module: Module, qualname: str) -> list[list[tuple[Module, str]]]:
     """Every chain of in-package bases above a class, nearest first."""
-    found = [find(modules, module, dotted(base)) for base in module.classes[qualname].bases]
-    bases = [base for base in found if base is not None and base != (module, qualname)]
+    resolved = [find(modules, module, dotted(base)) for base in module.classes[qualname].bases]
+    bases = [base for base in resolved if base is not None and base != (module, qualname)]
     return [[base, *chain] for base in bases for chain in (ancestors(modules, *base) or [[]])]
 
 
@@ -218,14 +218,14 @@ def check_bases(modules: dict[str, Module], module: Module, qualname: str) -> It
 
 def imported(module: Module, modules: dict[str, Module]) -> set[str]:
     """The modules of the package that a module imports anywhere: at its head, in functions, or for type checkers."""
-    found = set()
+    dotted_names = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found |= {name if name in modules else node.module for name in names}
+            dotted_names |= {name if name in modules else node.module for name in names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return (found & modules.keys()) - {module.name}
+            dotted_names |= {alias.name for alias in node.names}
+    return (dotted_names & modules.keys()) - {module.name}
 
 
 def siblings(modules: dict[str, Module]) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
@@ -277,12 +277,12 @@ def check_package(root: Path) -> Iterator[Breach]:
             yield Breach(module.path, 1, "<module>", "documented", "no docstring; say what is in it")
         for qualname, node, visible in definitions(module.tree, public=public):
             if isinstance(node, ast.ClassDef):
-                found = [*check_class(node, visible), *check_bases(modules, module, qualname)]
+                rules = [*check_class(node, visible), *check_bases(modules, module, qualname)]
             else:
                 owner = qualname.rpartition(".")[0]
-                found = [*check_function(node, visible, owner in module.classes)]
-                found += check_documented(modules, module, owner, node) if visible else []
-            yield from (Breach(module.path, node.lineno, qualname, *rule_and_message) for rule_and_message in found)
+                rules = [*check_function(node, visible, owner in module.classes)]
+                rules += check_documented(modules, module, owner, node) if visible else []
+            yield from (Breach(module.path, node.lineno, qualname, *rule_and_message) for rule_and_message in rules)
 
 
 def compares_numbers(node: ast.AST, asserted: set[int], under_all: set[int]) -> bool:
@@ -317,13 +317,13 @@ def main(root: Path) -> int:
     breaches = [*check_package(root), *check_tests(root)]
     allow = root / "tools" / "budgets_allow.txt"
     lines = allow.read_text(encoding="utf-8").splitlines() if allow.exists() else []
-    wrong, excused, found = [], set(), {b.key for b in breaches}
+    wrong, excused, keys = [], set(), {b.key for b in breaches}
     for number, line in enumerate(lines, start=1):
         place, rule, reason, *_ = [*line.split(maxsplit=2), "", "", ""]
         if not place or place.startswith("#"):
             continue
         excused.add((place, rule))
-        if not reason or (place, rule) not in found:
+        if not reason or (place, rule) not in keys:
             problem = "excuses nothing; remove it" if reason else "wants `path::qualname rule reason`"
             wrong.append(f"{allow.relative_to(root)}:{number}: {line}: {problem}")
     wrong += [f"{b.path}:{b.line}: {b.qualname}: {b.rule}: {b.message}" for b in breaches if b.key not in excused]

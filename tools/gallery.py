@@ -199,9 +199,9 @@ def faults(root: Path = ROOT) -> Iterator[str]:
             yield f"{page} does not show the record by `finding`"
             continue
         total, held = sum(record.counts.values()), record.counts.get("holds", 0)
-        for found in re.finditer(r"(\d+) of (?:the )?(\d+) parts", text):
-            if found.groups() != (str(held), str(total)):
-                yield f"{page} says {found[0]!r}; the record has {held} of {total}"
+        for match in re.finditer(r"(\d+) of (?:the )?(\d+) parts", text):
+            if match.groups() != (str(held), str(total)):
+                yield f"{page} says {match[0]!r}; the record has {held} of {total}"
         if record.recorded == "from a run" and f"recorded/{name}/tables.md" not in text:
             yield f"{page} does not show the tables of the run"
     for folder in (root / "experiments" / "recorded").iterdir():

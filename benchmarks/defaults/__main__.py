@@ -50,10 +50,10 @@ def _numbers(name: str, split: int, way: str) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # problems are counted
         try:
-            found: dict[str, Any] = dict(WAYS[way](given, split))
+            results: dict[str, Any] = dict(WAYS[way](given, split))
         except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}"}
-    return {**found, "seconds": round(time.perf_counter() - began, 2)}
+            results = {"error": f"{type(error).__name__}: {error}"}
+    return {**results, "seconds": round(time.perf_counter() - began, 2)}
 
 
 if __name__ == "__main__":

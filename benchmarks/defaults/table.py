@@ -24,8 +24,8 @@ def by_set(rows: Sequence[Row]) -> str:
     ways, sets = (list(dict.fromkeys(row[key] for row in rows)) for key in ("way", "set"))
     lines = [["NLL", *ways]]
     for name in sets:
-        found = ([row for row in rows if (row["set"], row["way"]) == (name, way)] for way in ways)
-        lines.append([name, *map(_cell, found)])
+        cells = ([row for row in rows if (row["set"], row["way"]) == (name, way)] for way in ways)
+        lines.append([name, *map(_cell, cells)])
     return _markdown(lines)
 
 
@@ -58,8 +58,8 @@ def _scored(row: Row | None) -> bool:
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found) if found else math.nan
+    results = list(values)
+    return sum(results) / len(results) if results else math.nan
 
 
 def _cell(rows: Sequence[Row]) -> str:

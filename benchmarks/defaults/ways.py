@@ -25,8 +25,8 @@ def _method(settings: Any, dropout: float = 0.0) -> Way:
         problem = problem.with_dropout(dropout) if dropout else problem
         posterior = tb.fit(problem.model, problem.data.train, settings, seed=seed, callbacks=())
         prediction = tb.predict(posterior, problem.data.test.inputs)
-        found = tb.evaluate(prediction, problem.data.test.targets).metrics
-        kept = {name: float(found[name]) for name in ("nll", "rmse", "accuracy", "ece") if name in found}
+        results = tb.evaluate(prediction, problem.data.test.targets).metrics
+        kept = {name: float(results[name]) for name in ("nll", "rmse", "accuracy", "ece") if name in results}
         if problem.is_regression:
             kept["coverage"] = _covered(*prediction.interval(LEVEL), problem.data.test.targets)
         return {**kept, "problems": float(len(posterior.problems))}
@@ -70,8 +70,8 @@ def _forest(problem: Problem, seed: int) -> Numbers:
     inputs, targets, new, wanted = _arrays(problem)
     if not problem.is_regression:
         return _classes(RandomForestClassifier(300, random_state=seed).fit(inputs, targets).predict_proba(new), wanted)
-    found = RandomForestRegressor(300, oob_score=True, random_state=seed).fit(inputs, targets)
-    return _normal(found.predict(new), float(np.std(targets - found.oob_prediction_)), wanted)
+    forest = RandomForestRegressor(300, oob_score=True, random_state=seed).fit(inputs, targets)
+    return _normal(forest.predict(new), float(np.std(targets - forest.oob_prediction_)), wanted)
 
 
 def _boosting(problem: Problem, seed: int) -> Numbers:
@@ -106,8 +106,8 @@ def _process(problem: Problem, seed: int) -> Numbers:
             GaussianProcessClassifier(kernel, random_state=seed).fit(inputs, targets).predict_proba(new), wanted
         )
     kernel = ConstantKernel(1.0) * RBF([width] * inputs.shape[1], (1e-2, 1e4)) + WhiteKernel(0.1, (1e-6, 10.0))
-    found: Any = GaussianProcessRegressor(kernel, random_state=seed).fit(inputs, targets)
-    mean, sd = found.predict(new, return_std=True)
+    process: Any = GaussianProcessRegressor(kernel, random_state=seed).fit(inputs, targets)
+    mean, sd = process.predict(new, return_std=True)
     return _normal(mean, sd, wanted)
 
 

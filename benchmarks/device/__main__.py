@@ -77,9 +77,9 @@ class Bench:
 
     def ratio(self, aim: float, **ways: works.Work) -> Numbers:
         """Return the seconds of `ours` and `plain`, their ratio, and whether it is at most the aim."""
-        found = self.seconds(**ways)
-        ratio = found["ours"] / found["plain"]
-        return {**found, "ratio": ratio, "aim": aim, "met": ratio <= aim}
+        results = self.seconds(**ways)
+        ratio = results["ours"] / results["plain"]
+        return {**results, "ratio": ratio, "aim": aim, "met": ratio <= aim}
 
 
 def tests(bench: Bench) -> Numbers:
@@ -159,10 +159,10 @@ def replays(bench: Bench) -> Numbers:
     if bench.device.type != "cuda":
         raise Skipped("CUDA graphs need a CUDA device")
     model, rows, weights_MD = _small_problem(bench)
-    found: dict[str, list[Tensor]] = {}
+    results: dict[str, list[Tensor]] = {}
     ways: dict[str, works.Work] = {}
     for name, by_graphs in (("ours", True), ("plain", False)):
-        backend, kept = Compiled(model, graphs=by_graphs), found.setdefault(name, [])
+        backend, kept = Compiled(model, graphs=by_graphs), results.setdefault(name, [])
 
         def way(backend: Compiled = backend, kept: list[Tensor] = kept) -> None:
             gradient_MD = torch.zeros_like(weights_MD)
@@ -174,7 +174,7 @@ def replays(bench: Bench) -> Numbers:
     for _ in range(3):  # recorded at the second call, replayed at the third
         for work in ways.values():
             work()
-    for ours, plain in zip(found["ours"], found["plain"], strict=True):
+    for ours, plain in zip(results["ours"], results["plain"], strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-3)
     return {"not captured": counters["inductor"]["cudagraph_skips"], **bench.ratio(1.0, **ways)}
 
@@ -218,10 +218,10 @@ def gradient(bench: Bench) -> Numbers:
         counted(weights_MD)
     matrix = torch.randn(sizes.product, sizes.product, device=device)
     with full_precision(device):
-        found = bench.seconds(product=lambda: matrix @ matrix, gradient=lambda: density(weights_MD))
-    rate = 2 * sizes.product**3 / found["product"]
-    share = flops.get_total_flops() * sizes.rows / few / found["gradient"] / rate
-    return {**found, "tera_per_second": rate / 1e12, "share": share, "aim": 0.5, "met": share >= 0.5}
+        results = bench.seconds(product=lambda: matrix @ matrix, gradient=lambda: density(weights_MD))
+    rate = 2 * sizes.product**3 / results["product"]
+    share = flops.get_total_flops() * sizes.rows / few / results["gradient"] / rate
+    return {**results, "tera_per_second": rate / 1e12, "share": share, "aim": 0.5, "met": share >= 0.5}
 
 
 def kronecker(bench: Bench) -> Numbers:
@@ -311,23 +311,23 @@ def done(name: str, bench: Bench) -> Numbers:
     try:
         if began > bench.until:
             raise Skipped("the time is over")
-        found: Numbers = {"status": "done", **PARTS[name](bench)}
+        results: Numbers = {"status": "done", **PARTS[name](bench)}
     except Skipped as reason:
-        found = {"status": "skipped", "reason": str(reason)}
+        results = {"status": "skipped", "reason": str(reason)}
     except Exception as error:
         traceback.print_exc()
-        found = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-    return {**found, "took": round(time.monotonic() - began, 2)}
+        results = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+    return {**results, "took": round(time.monotonic() - began, 2)}
 
 
-def line(name: str, found: Numbers) -> str:
+def line(name: str, results: Numbers) -> str:
     """Return a part in a line."""
-    if "aim" in found:
-        value = f"{found['ratio']:.2f}" if "ratio" in found else f"{found['share']:.0%}"
-        said = f"{value}, aim {found['aim']}: {'met' if found['met'] else 'missed'}"
+    if "aim" in results:
+        value = f"{results['ratio']:.2f}" if "ratio" in results else f"{results['share']:.0%}"
+        said = f"{value}, aim {results['aim']}: {'met' if results['met'] else 'missed'}"
     else:
-        said = found.get("reason", found.get("said", found.get("backend", "")))
-    return f"{name}: {found['status']}{': ' if said else ''}{said} ({found['took']} s)"
+        said = results.get("reason", results.get("said", results.get("backend", "")))
+    return f"{name}: {results['status']}{': ' if said else ''}{said} ({results['took']} s)"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -358,7 +358,7 @@ def main(arguments: list[str] | None = None) -> int:
         "torch": torch.__version__, "torchbayes": tb.__version__, "small": options.small,
     }  # fmt: skip
     options.out.write_text(json.dumps({**about, "parts": parts}, indent=2) + "\n", encoding="utf-8")
-    return int(any(found["status"] == "failed" for found in parts.values()))
+    return int(any(results["status"] == "failed" for results in parts.values()))
 
 
 if __name__ == "__main__":

@@ -115,8 +115,8 @@ def run(name: str, sampler: str, *, seed: int, chains: int, length: int) -> Run:
 
 def main(file: str, seed: str, chains: str, length: str, *words: str) -> None:
     """Run, and write the file."""
-    found = run(*words, seed=int(seed), chains=int(chains), length=int(length))
-    np.savez(file, **found._asdict())
+    results = run(*words, seed=int(seed), chains=int(chains), length=int(length))
+    np.savez(file, **results._asdict())
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ class Run(NamedTuple):
         """
         random, chains = np.random.default_rng(0), self.errors_CMT.shape[1]
         picks = random.integers(chains, size=(resamples, chains))
-        found = np.array([[crossing(errors_MT[pick]) for pick in picks] for errors_MT in self.errors_CMT])
-        bounded = [row[np.isfinite(row)] for row in found]
+        results = np.array([[crossing(errors_MT[pick]) for pick in picks] for errors_MT in self.errors_CMT])
+        bounded = [row[np.isfinite(row)] for row in results]
         return np.array([self.gradients * row.std() if 2 * len(row) > resamples else math.nan for row in bounded])
 
 

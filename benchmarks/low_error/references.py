@@ -68,12 +68,12 @@ def _brownian(spacing: float) -> Tensor:
 
 def main() -> None:
     """Write the entry of the file."""
-    means, found = brownian(), json.loads(REFERENCES.read_text())
-    found["brownian"] = {
+    means, results = brownian(), json.loads(REFERENCES.read_text())
+    results["brownian"] = {
         "mean": [float(f"{value:.8g}") for value in means.mean_F],
         "error": [float(f"{value:.3g}") for value in means.error_F],
     }
-    REFERENCES.write_text(json.dumps(found).replace("}, ", "},\n").replace("], ", "],\n ") + "\n")
+    REFERENCES.write_text(json.dumps(results).replace("}, ", "},\n").replace("], ", "],\n ") + "\n")
 
 
 if __name__ == "__main__":

@@ -101,6 +101,6 @@ def blackjax(name: str, sampler: str, *, chains: int, where: Path, seed: int = 1
         file = Path(folder) / "run.npz"
         words = [python, "-m", "benchmarks.low_error.blackjax_runs", file, seed, chains, length or 0, name]
         subprocess.run([str(word) for word in [*words, sampler]], cwd=ROOT, check=True)
-        with np.load(file) as found:
-            gradients, tuning, step_size, trajectory = (float(found[key]) for key in Run._fields[1:5])
-            return Run(found["errors_CMT"], gradients, tuning, step_size, trajectory, found["means_MF"])
+        with np.load(file) as results:
+            gradients, tuning, step_size, trajectory = (float(results[key]) for key in Run._fields[1:5])
+            return Run(results["errors_CMT"], gradients, tuning, step_size, trajectory, results["means_MF"])

@@ -225,16 +225,16 @@ def main(file: Path = FILE) -> None:
     written: Numbers = {}
     for name, likelihood in CASES:
         numbers = problem(name, likelihood)
-        found = {**numbers, **dict(operators(name, likelihood, numbers))}
+        results = {**numbers, **dict(operators(name, likelihood, numbers))}
         for part, structure, backend, settings in LAPLACE:
             if is_wrong(name, likelihood, structure, backend):
                 continue
             key = "-".join([backend, *settings.values()])
             parts = dict(approximation(name, likelihood, numbers, part, structure, backend, settings))
             if (part, structure) == ("all", "full"):
-                torch.testing.assert_close(parts.pop("full"), found["ggn"])  # said once
-            found |= {f"laplace/{part}/{structure}/{key}/{k}": value for k, value in parts.items()}
-        written |= {f"{name}/{likelihood}/{key}": value.detach().clone().contiguous() for key, value in found.items()}
+                torch.testing.assert_close(parts.pop("full"), results["ggn"])  # said once
+            results |= {f"laplace/{part}/{structure}/{key}/{k}": value for k, value in parts.items()}
+        written |= {f"{name}/{likelihood}/{key}": value.detach().clone().contiguous() for key, value in results.items()}
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file(written, file)
     print(f"{file}: {file.stat().st_size / 1e3:.0f} kB")

@@ -61,12 +61,12 @@ def bayesian_torch(form: str, case: str, inputs: Tensor, targets: Tensor) -> tup
 def torch_uncertainty(form: str, case: str, inputs: Tensor, targets: Tensor) -> tuple[Iterator[nn.Parameter], Loss]:
     """Return parameters and loss of Torch-Uncertainty: the divergence at the draw, as its `KLDiv` takes it."""
     assert form == "weights"
-    found = importlib.util.find_spec("torch_uncertainty")
-    assert found is not None
-    assert found.submodule_search_locations is not None
+    spec = importlib.util.find_spec("torch_uncertainty")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     for name in ("", ".layers"):  # packages whose own code, which imports torchvision, is not run
         package = types.ModuleType(f"torch_uncertainty{name}")
-        package.__path__ = [found.submodule_search_locations[0] + name.replace(".", "/")]
+        package.__path__ = [spec.submodule_search_locations[0] + name.replace(".", "/")]
         sys.modules[package.__name__] = package
     from torch_uncertainty.layers.bayesian import BayesConv2d, BayesLinear
 
@@ -88,7 +88,7 @@ def tyxe(form: str, case: str, inputs: Tensor, targets: Tensor) -> tuple[Iterato
     import tyxe as library
 
     if not hasattr(pyro.util, "deep_getattr"):  # which its guides take from earlier releases of Pyro
-        pyro.util.deep_getattr = lambda found, name: attrgetter(name)(found)
+        pyro.util.deep_getattr = lambda module, name: attrgetter(name)(module)
     net = nn.Sequential(*layers(case, linear=nn.Linear, conv=nn.Conv2d))
     prior = library.priors.IIDPrior(dist.Normal(0.0, PRIOR_SCALE))
     bnn = library.PytorchBNN(net, prior, partial(library.guides.AutoNormal, init_scale=SCALE))

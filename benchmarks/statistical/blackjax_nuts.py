@@ -51,11 +51,11 @@ def run(name: str, *, seed: int, burn_in: int, draws: int, chains: int) -> dict[
 def main(file: str, *words: str) -> None:
     """Run every posterior, and write the file."""
     seed, burn_in, draws, chains = map(int, words[:4])
-    found = {}
+    results = {}
     for name in words[4:]:
         seen = run(name, seed=seed, burn_in=burn_in, draws=draws, chains=chains)
-        found |= {f"{name}/{key}": value for key, value in seen.items()}
-    np.savez(file, **found)
+        results |= {f"{name}/{key}": value for key, value in seen.items()}
+    np.savez(file, **results)
 
 
 if __name__ == "__main__":

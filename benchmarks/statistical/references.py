@@ -61,8 +61,8 @@ def reference(name: str) -> Means:
     if name in EXACT:
         exact_F = torch.tensor(EXACT[name], dtype=torch.float64)
         return Means(exact_F, torch.zeros_like(exact_F))
-    found = json.loads(FILE.read_text())[name]
-    return Means(*(torch.tensor(found[part], dtype=torch.float64) for part in ("mean", "error")))
+    results = json.loads(FILE.read_text())[name]
+    return Means(*(torch.tensor(results[part], dtype=torch.float64) for part in ("mean", "error")))
 
 
 def by_lattice(name: str, spacing: float) -> Means:
@@ -81,14 +81,14 @@ def groups(*, centred: bool, spacing: float = 0.005) -> Means:
     """Return the means along log τ, given which all else is normal; effects are θ = μ + τ z."""
     values_P = torch.arange(-30, 20, spacing, dtype=torch.float64)
     normal = NormalGiven(log_density_of("groups"), 8, [1])
-    found = []
+    results = []
     for own_P in (values_P, values_P[::2]):
         change_PRR = torch.eye(7, dtype=torch.float64).repeat(len(own_P), 1, 1)
         if centred:
             change_PRR[:, 1:, 1:] *= own_P.exp()[:, None, None]
             change_PRR[:, 1:, 0] = 1.0
-        found.append(normal.moments(normal.on_line(own_P), change_PRR).values_F)
-    return compared(*found)
+        results.append(normal.moments(normal.on_line(own_P), change_PRR).values_F)
+    return compared(*results)
 
 
 def arma(spacing: float = 0.5) -> Means:
@@ -204,13 +204,13 @@ def main() -> None:
         made = ways(kept=options.kept or Path(folder), where=options.where)
         for name in options.names:
             mean_F, error_F = made[name]()
-            found = json.loads(FILE.read_text()) if FILE.exists() else {}
-            found[name] = {
+            results = json.loads(FILE.read_text()) if FILE.exists() else {}
+            results[name] = {
                 "mean": [float(f"{value:.10g}") for value in mean_F],
                 "error": [float(f"{value:.3g}") for value in error_F],
             }
             print(f"{name}: errors up to {float(error_F.max()):.1g}", flush=True)
-            FILE.write_text(json.dumps(found, indent=1) + "\n")
+            FILE.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

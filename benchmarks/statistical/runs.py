@@ -97,6 +97,6 @@ def blackjax(name: str, lengths: Sequence[int], *, file: Path, where: Path, seed
         module = "benchmarks.statistical.blackjax_nuts"
         words = [python, "-m", module, file.absolute(), seed, *lengths, name]
         subprocess.run([str(word) for word in words], cwd=ROOT, check=True)
-    with np.load(file) as found:
-        draws_MSD = torch.from_numpy(found[f"{name}/draws"])
-        return Run(draws_MSD, float(found[f"{name}/gradients"].sum()), float(found[f"{name}/warmup"].mean()))
+    with np.load(file) as results:
+        draws_MSD = torch.from_numpy(results[f"{name}/draws"])
+        return Run(draws_MSD, float(results[f"{name}/gradients"].sum()), float(results[f"{name}/warmup"].mean()))

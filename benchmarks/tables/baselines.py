@@ -138,10 +138,10 @@ class GaussianProcess(Method):
         self._scale = StandardScaler().fit(X)
         if self.regression:
             kernel = kernel + WhiteKernel(0.1, (1e-6, 10.0))
-            found: Any = GaussianProcessRegressor(kernel, normalize_y=True, random_state=self.seed)
+            process: Any = GaussianProcessRegressor(kernel, normalize_y=True, random_state=self.seed)
         else:
-            found = GaussianProcessClassifier(kernel, random_state=self.seed)
-        self._fitted = found.fit(self._scale.transform(X[chosen]), y[chosen])
+            process = GaussianProcessClassifier(kernel, random_state=self.seed)
+        self._fitted = process.fit(self._scale.transform(X[chosen]), y[chosen])
         return self
 
     def distribution(self, X: Any) -> Distribution:

@@ -80,6 +80,6 @@ class NGBoost(Method):
     def distribution(self, X: Any) -> Distribution:
         """Return what the library says."""
         if self.regression:
-            found = self._fitted.pred_dist(X)
-            return normal(found.loc, found.scale)
+            predicted = self._fitted.pred_dist(X)
+            return normal(predicted.loc, predicted.scale)
         return classes(self._fitted.predict_proba(X))

@@ -49,8 +49,10 @@ class Method(ABC):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return means of numbers, or the most probable classes, (B,)."""
-        found = self.distribution(X)
-        return found.probs.argmax(-1).numpy() if isinstance(found, distributions.Categorical) else found.mean.numpy()
+        distribution = self.distribution(X)
+        if isinstance(distribution, distributions.Categorical):
+            return distribution.probs.argmax(-1).numpy()
+        return distribution.mean.numpy()
 
 
 def normal(mean: Any, sd: Any) -> Distribution:

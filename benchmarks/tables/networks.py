@@ -127,9 +127,9 @@ class TabPFN(Method):
         """Return its bars, or its probabilities."""
         if not self.regression:
             return classes(self._fitted.predict_proba(X))
-        found = self._fitted.predict(X, output_type="full")
-        borders = found["criterion"].borders.double()
-        return bars(borders, found["logits"].double())
+        prediction = self._fitted.predict(X, output_type="full")
+        borders = prediction["criterion"].borders.double()
+        return bars(borders, prediction["logits"].double())
 
 
 def bars(borders_E: torch.Tensor, logits_BR: torch.Tensor) -> Distribution:

@@ -58,9 +58,9 @@ class Records:
             ValueError: if its records are of another protocol.
         """
         self.folder, path = folder, folder / "protocol.json"
-        if path.exists() and (found := json.loads(path.read_text())) != PROTOCOL:
+        if path.exists() and (results := json.loads(path.read_text())) != PROTOCOL:
             raise ValueError(
-                f"the records in {folder} are of another protocol, {found}; now it is {PROTOCOL}. Choose another "
+                f"the records in {folder} are of another protocol, {results}; now it is {PROTOCOL}. Choose another "
                 f"folder."
             )
         if not path.exists():

@@ -139,15 +139,15 @@ class Task:
     def numbers(self) -> dict[str, Any]:
         """Return what the tables show, JSON-serialisable; what a method failed at is null."""
         ranks = {key: self.ranks(reported=key == "reported").tolist() for key in ("all", "reported")}
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for number, method in enumerate(self.methods):
-            found[method] = {
+            results[method] = {
                 "rank": {key: _or_none(values[number]) for key, values in ranks.items()},
                 "sets": {name: self._means(name, method) for name in self.sets},
                 "no better than the constant": self.worse_than_constant(method),
                 "failed": [[r.set, r.split, r.failed] for r in self.failures(method)],
             }
-        return found
+        return results
 
     def _means(self, name: str, method: str) -> dict[str, float | None]:
         """Return the mean over splits of each metric that some method has on a set."""

@@ -26,8 +26,8 @@ def scores(prediction: Prediction, targets: np.ndarray) -> dict[str, float]:
     if predictive.outputs_SBK.shape[1] != len(targets):
         raise ValueError(f"there are predictions of {predictive.outputs_SBK.shape[1]} rows and {len(targets)} targets.")
     if not np.issubdtype(targets.dtype, np.floating):
-        found = evaluate(predictive, torch.from_numpy(targets.astype(np.int64))).metrics
-        return {name: found[name] for name in ("nll", "accuracy", "brier", "ece")}
+        results = evaluate(predictive, torch.from_numpy(targets.astype(np.int64))).metrics
+        return {name: results[name] for name in ("nll", "accuracy", "brier", "ece")}
     numbers_B1 = torch.from_numpy(targets.astype(np.float64)).unsqueeze(1)
     evaluation = evaluate(predictive, numbers_B1)
     if "crps" not in evaluation.metrics or evaluation.pit is None:
@@ -35,10 +35,10 @@ def scores(prediction: Prediction, targets: np.ndarray) -> dict[str, float]:
     pit_B = evaluation.pit.squeeze(1).double()
     # a target is below the quantile at a level where its own level, F(y), is below that level
     reached_Q = metrics.quantile_calibration(_QUANTILES, _QUANTILES[:, None].expand(-1, len(pit_B)), pit_B)
-    found = {name: evaluation.metrics[name] for name in ("nll", "crps", "rmse")}
-    found["ece"] = float((reached_Q - _QUANTILES).abs().mean())
+    results = {name: evaluation.metrics[name] for name in ("nll", "crps", "rmse")}
+    results["ece"] = float((reached_Q - _QUANTILES).abs().mean())
     for level in LEVELS:
         low_B1, high_B1 = predictive.interval(level)
-        found[f"coverage_{level:.0%}"] = float(metrics.interval_coverage(low_B1, high_B1, numbers_B1))
-        found[f"interval_{level:.0%}"] = float(metrics.interval_score(low_B1, high_B1, numbers_B1, coverage=level))
-    return found
+        results[f"coverage_{level:.0%}"] = float(metrics.interval_coverage(low_B1, high_B1, numbers_B1))
+        results[f"interval_{level:.0%}"] = float(metrics.interval_score(low_B1, high_B1, numbers_B1, coverage=level))
+    return results

@@ -41,13 +41,13 @@ def model(seed: int = 0) -> Any:
             return self.method.predict(X)
 
         def predict_distribution(self, X: Any) -> Any:
-            found = self.method.predict_distribution(X)
+            predicted = self.method.predict_distribution(X)
             kind = base.DistributionPrediction
             if hasattr(kind, "from_histogram"):
                 return kind.from_histogram(
-                    found.bin_edges, found.probas, mean=found.mean, train_range=self._y_train_range
+                    predicted.bin_edges, predicted.probas, mean=predicted.mean, train_range=self._y_train_range
                 )
-            return kind(found.probas, found.bin_edges, found.bin_midpoints, found.mean)
+            return kind(predicted.probas, predicted.bin_edges, predicted.bin_midpoints, predicted.mean)
 
     return Wrapper()
 

@@ -109,8 +109,8 @@ def _shipped(loader: str) -> Arrays:
     """Return a set that scikit-learn ships."""
     from sklearn import datasets
 
-    found: Any = getattr(datasets, loader)()
-    return np.asarray(found.data, np.float64), np.asarray(found.target)
+    results: Any = getattr(datasets, loader)()
+    return np.asarray(results.data, np.float64), np.asarray(results.target)
 
 
 _UCI = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")

@@ -27,19 +27,19 @@ def work(job: Job, folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rows = split(job.set, job.split)
-    found, failed, began = {}, "", (time.perf_counter(), cpu_seconds())
+    results, failed, began = {}, "", (time.perf_counter(), cpu_seconds())
     ended = began
     try:
         method = METHODS[job.method].make(not rows.classes, job.split)
         began = time.perf_counter(), cpu_seconds()
         prediction = method.fit(*rows.train).predict_distribution(rows.test[0])
         ended = time.perf_counter(), cpu_seconds()
-        found = scores(prediction, rows.test[1])
+        results = scores(prediction, rows.test[1])
     except Exception as error:
         failed = f"{type(error).__name__}: {error}"
         ended = time.perf_counter(), cpu_seconds()
     wall, cpu = (round(end - start, 3) for start, end in zip(began, ended, strict=True))
-    Records(folder).add(Record(*job, found, cpu, wall, len(rows.train[1]), failed))
+    Records(folder).add(Record(*job, results, cpu, wall, len(rows.train[1]), failed))
 
 
 def cpu_seconds() -> float:

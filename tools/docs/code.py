@@ -63,8 +63,8 @@ def read_blocks(page: Page) -> tuple[dict[str, Value], list[Fault]]:
 
 
 def _session(info: str) -> str:
-    found = _SESSION.search(info)
-    return found[1] if found else ""
+    match = _SESSION.search(info)
+    return match[1] if match else ""
 
 
 def check_spans(page: Page, words: set[str]) -> Iterator[Fault]:

@@ -41,8 +41,8 @@ FOREIGN = {"--constraint"}  # options of pip
 class _Seen(BaseException):
     """Stops a command once its options are known; no handler of errors takes it."""
 
-    def __init__(self, found: Any) -> None:
-        self.found = found
+    def __init__(self, chosen: Any) -> None:
+        self.chosen = chosen
 
 
 def check_commands(page: Page, root: Path, folder: Path) -> Iterator[Fault]:
@@ -115,8 +115,8 @@ def _elsewhere(words: list[str], root: Path) -> list[str]:
     if words[0] == "python" and words[1] != "-c":
         name = words[1] if words[1] != "-m" else words[2].replace(".", "/")
         files = [place / name for place in (root, root / "experiments" / "src")]
-        found = any(file.exists() or file.with_suffix(".py").exists() for file in files)
-        return [] if found else [f"there is no {' '.join(words[:3])!r}"]
+        exists = any(file.exists() or file.with_suffix(".py").exists() for file in files)
+        return [] if exists else [f"there is no {' '.join(words[:3])!r}"]
     return [] if words[0] in {"pip", "git", "python"} else [f"{words[0]!r} is no command the docs know"]
 
 
@@ -162,7 +162,7 @@ def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
         try:
             commands.COMMANDS[argv[0]](argv[1:])
         except _Seen as seen:
-            return seen.found
+            return seen.chosen
     raise ValueError(f"`torchbayes {argv[0]}` reads no options")
 
 
@@ -224,11 +224,11 @@ def _need(folder: str, methods: set[str] | None = None) -> dict[str, Any]:
     """
     if not (Path(folder) / CONFIG).is_file():
         raise ValueError(f"no earlier line of the page leaves a run in {folder!r}")
-    found = read_config(Path(folder) / CONFIG)
-    kind = found["method"]["class_path"].rpartition(".")[2]
+    config = read_config(Path(folder) / CONFIG)
+    kind = config["method"]["class_path"].rpartition(".")[2]
     if methods is not None and kind not in methods:
         raise ValueError(f"{folder!r} is a run of {kind}; it must be one of {', '.join(sorted(methods))}")
-    return found
+    return config
 
 
 def _among(what: str, name: Any, known: Any) -> None:

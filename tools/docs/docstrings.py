@@ -40,9 +40,9 @@ def check_source(path: str, source: str, words: set[str]) -> Iterator[Fault]:
     imported = {name: None for node in nodes if isinstance(node, ast.Import) for name in _bound(node)}
     for node in nodes:
         text = ast.get_docstring(node) if isinstance(node, _Documented) else None
-        for found in _CODE.findall(text or ""):
-            said = None if _STANDS.search(found) else fault_of(found, imported, words)
-            if said is not None and (said := fault_of(found, imported | _names(node), words)) is not None:
+        for snippet in _CODE.findall(text or ""):
+            said = None if _STANDS.search(snippet) else fault_of(snippet, imported, words)
+            if said is not None and (said := fault_of(snippet, imported | _names(node), words)) is not None:
                 yield Fault(path, getattr(node, "lineno", 1), said)
 
 

@@ -87,7 +87,7 @@ def check_shown(pages: Sequence[Page], names: dict[str, Any]) -> Iterator[Fault]
     Yields:
         One fault per name.
     """
-    found: list[Any] = []
+    members: list[Any] = []
     for page in pages:
         for dotted in re.findall(r"^::: ([\w.]+)$", page.text, flags=re.MULTILINE):
             if dotted not in modules():
@@ -95,7 +95,7 @@ def check_shown(pages: Sequence[Page], names: dict[str, Any]) -> Iterator[Fault]
                 continue
             module = modules()[dotted]
             own = [v for n, v in vars(module).items() if n[0] != "_" and getattr(v, "__module__", "") == dotted]
-            found += [module, *(getattr(module, n) for n in getattr(module, "__all__", ())), *own]
+            members += [module, *(getattr(module, n) for n in getattr(module, "__all__", ())), *own]
     for name, value in names.items():
-        if all(value is not shown for shown in found):
+        if all(value is not shown for shown in members):
             yield Fault("docs/api", 1, f"no page shows `{name}`")

@@ -48,27 +48,27 @@ Value = Thing | Of | None
 @cache
 def modules() -> dict[str, types.ModuleType]:
     """Return every module of the library and of its experiments by its dotted name."""
-    found: dict[str, types.ModuleType] = {each.__name__: each for each in (torchbayes, torchbayes_experiments)}
-    for package in [*found.values()]:
+    by_name: dict[str, types.ModuleType] = {each.__name__: each for each in (torchbayes, torchbayes_experiments)}
+    for package in [*by_name.values()]:
         for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not info.name.endswith(("__main__", "torchbayes.sequences")):  # a former path, which warns
-                found[info.name] = importlib.import_module(info.name)
-    return found
+                by_name[info.name] = importlib.import_module(info.name)
+    return by_name
 
 
 @cache
 def public() -> dict[str, list[Any]]:
     """Return every name that some module of the package defines or holds, with the objects it stands for."""
-    found: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = {}
     for dotted, module in modules().items():
-        found.setdefault(dotted.rpartition(".")[2], []).append(module)
+        values.setdefault(dotted.rpartition(".")[2], []).append(module)
         for name, value in vars(module).items():
             if inspect.ismodule(value):
                 continue
             own = getattr(value, "__module__", dotted) == dotted or (dotted == "torchbayes" and name[0] != "_")
-            if own and all(value is not other for other in found.get(name, ())):
-                found.setdefault(name, []).append(value)
-    return found
+            if own and all(value is not other for other in values.get(name, ())):
+                values.setdefault(name, []).append(value)
+    return values
 
 
 @cache
@@ -81,15 +81,15 @@ def methods() -> set[str]:
 @cache
 def keywords() -> dict[str, list[tuple[Any, Any]]]:
     """Return every parameter and field of the package by its name, with its annotation and its owner."""
-    found: dict[str, list[tuple[Any, Any]]] = {}
+    hints: dict[str, list[tuple[Any, Any]]] = {}
     for values in [*public().values(), BORROWED]:
         for value in values:
             owned = [m for n, m in vars(value).items() if inspect.isfunction(m)] if inspect.isclass(value) else []
             for each in [value, *owned]:
                 if callable(each):
                     for name, hint in _parameters(each).items():
-                        found.setdefault(name, []).append((hint, each))
-    return found
+                        hints.setdefault(name, []).append((hint, each))
+    return hints
 
 
 def _parameters(callable_: Any) -> dict[str, Any]:
@@ -125,9 +125,9 @@ def instances(hint: Any) -> Value:
 def attribute(value: Value, name: str) -> tuple[Value, str | None]:
     """Return what an attribute is, and what is wrong with it."""
     if isinstance(value, Thing):
-        found = getattr(value.value, name, _MISSING)
-        if found is not _MISSING:
-            return Thing(found), None
+        attribute_value = getattr(value.value, name, _MISSING)
+        if attribute_value is not _MISSING:
+            return Thing(attribute_value), None
         if inspect.ismodule(value.value):
             dotted = f"{value.value.__name__}.{name}"
             return (Thing(modules()[dotted]), None) if dotted in modules() else (None, f"there is no `{dotted}`")
@@ -136,8 +136,8 @@ def attribute(value: Value, name: str) -> tuple[Value, str | None]:
         return None, f"`{getattr(value.value, '__name__', value.value)}` has no `{name}`"
     if value is None:
         return None, None
-    found = [_member(kind, name) for kind in value.types]
-    return next((f for f in found if f[1] is None), found[0])
+    members = [_member(kind, name) for kind in value.types]
+    return next((f for f in members if f[1] is None), members[0])
 
 
 def _member(kind: type, name: str) -> tuple[Value, str | None]:
@@ -218,8 +218,12 @@ def choices(hint: Any) -> tuple[str, ...] | None:
         return tuple(word for word in get_args(hint) if isinstance(word, str))
     if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union:
         parts = get_args(hint)
-        found = [choices(part) for part in parts]
-        return None if str in parts or not any(found) else tuple(word for words in found for word in words or ())
+        words_of_parts = [choices(part) for part in parts]
+        return (
+            None
+            if str in parts or not any(words_of_parts)
+            else tuple(word for words in words_of_parts for word in words or ())
+        )
     return None
 
 

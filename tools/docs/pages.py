@@ -78,29 +78,29 @@ class Page:
     @cached_property
     def paragraphs(self) -> list[Piece]:
         """Words of paragraphs and items of lists; inline code is one word, a line break one space."""
-        found = []
+        pieces = []
         for before, token in zip(self._tokens, self._tokens[1:], strict=False):
             if before.type == "paragraph_open":
                 said = [("x" if t.type == "code_inline" else t.content or " ") for t in token.children or ()]
-                found.append(Piece("".join(said), _line(token)))
-        return found
+                pieces.append(Piece("".join(said), _line(token)))
+        return pieces
 
     @cached_property
     def links(self) -> list[Piece]:
         """Targets of links and images."""
-        found = [(token.attrGet("href") or token.attrGet("src"), line) for token, line in self._inline()]
-        return [Piece(str(target), line) for target, line in found if target]
+        targets = [(token.attrGet("href") or token.attrGet("src"), line) for token, line in self._inline()]
+        return [Piece(str(target), line) for target, line in targets if target]
 
     @cached_property
     def anchors(self) -> set[str]:
         """Names of the headings, as MkDocs makes them."""
-        found = set()
+        anchors = set()
         for token, following in zip(self._tokens, self._tokens[1:], strict=False):
             if token.type == "heading_open":
                 words = "".join(t.content for t in following.children or () if t.type in {"text", "code_inline"})
                 slug = re.sub(r"[^\w\s-]", "", words.encode("ascii", "ignore").decode()).strip().lower()
-                found.add(re.sub(r"[-\s]+", "-", slug))
-        return found
+                anchors.add(re.sub(r"[-\s]+", "-", slug))
+        return anchors
 
     def _inline(self) -> Iterator[tuple[Token, int]]:
         for token in self._tokens:

@@ -50,7 +50,7 @@ def _written(path: PurePosixPath, words: str) -> bool:
         return False
     name = re.sub(r"\d+", r"\\{[^}]*\\}", re.escape(path.name))  # figure_1.png is written as figure_{number}.png
     # the pattern begins with letters, which are sought ten times faster than a choice of signs before them
-    places = (found.span() for found in re.finditer(name, words))
+    places = (match.span() for match in re.finditer(name, words))
     return any(words[i - 1 : i] in _BEFORE or words[j : j + 1] in _AFTER for i, j in places)
 
 
@@ -140,5 +140,5 @@ def check_listed(page: Page, names: Iterable[str]) -> Iterator[Fault]:
     """
     known = set(names)
     for line, text in enumerate(page.text.splitlines(), 1):
-        if (found := re.match(r"\s*- `([a-z]\w+_\w+)`:? \(", text)) and found[1] not in known:
-            yield page.fault(line, f"there is no experiment `{found[1]}`")
+        if (match := re.match(r"\s*- `([a-z]\w+_\w+)`:? \(", text)) and match[1] not in known:
+            yield page.fault(line, f"there is no experiment `{match[1]}`")

@@ -133,7 +133,7 @@ def record(run: str | Path, *, into: str | Path = "experiments/recorded", experi
         held = read_json(path)
         chosen, seeds = experiment or get(held["experiment"]), held["seeds"]
         open_directory(chosen, held["scale"], Path(run))
-        found = chosen.summarise([each["results"] for each in seeds])
+        results = chosen.summarise([each["results"] for each in seeds])
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path} lacks {error}: it is of another version or no experiment. Run it again.") from error
     headline = chosen.headline
@@ -145,18 +145,18 @@ def record(run: str | Path, *, into: str | Path = "experiments/recorded", experi
         date=max(each.get("date", date.fromtimestamp(path.stat().st_mtime).isoformat()) for each in seeds),
         scale=held["scale"],
         seeds=tuple(each["seed"] for each in seeds),
-        verdict=found.verdict.outcome,
-        counts=_counts(found.verdict.parts),
-        parts=found.verdict.parts,
+        verdict=results.verdict.outcome,
+        counts=_counts(results.verdict.parts),
+        parts=results.verdict.parts,
         label=headline.label if headline else "",
         published=headline.source if headline else "published",
-        lines=tuple(map(_short, headline.lines(found.tables))) if headline else (),
+        lines=tuple(map(_short, headline.lines(results.tables))) if headline else (),
         seconds=tuple(each["seconds"] for each in seeds),
         versions=seeds[-1].get("versions", {}),
     )
     folder = Path(into) / chosen.name
     folder.mkdir(parents=True, exist_ok=True)
-    tables = "\n".join(table.markdown() for table in found.tables)
+    tables = "\n".join(table.markdown() for table in results.tables)
     write_whole(folder / TABLES, tables.encode())
     write_whole(folder / RECORD, (json.dumps(asdict(written), indent=1, ensure_ascii=False) + "\n").encode())
     return folder / RECORD

@@ -112,12 +112,12 @@ def tidy(results: Iterable[Mapping[str, Any]], *levels: str, lists: Sequence[str
     """
     import pandas as pd
 
-    found = [
+    records = [
         dict(zip((*levels, *lists), keys, strict=False)) | {"seed": seed, "value": float(number)}
         for seed, result in enumerate(results)
         for keys, number in _numbers(result, len(levels), len(lists))
     ]
-    return Rows(pd.DataFrame(found, columns=list(dict.fromkeys(key for row in found for key in row))))
+    return Rows(pd.DataFrame(records, columns=list(dict.fromkeys(key for row in records for key in row))))
 
 
 def _numbers(entry: Any, levels: int, lists: int, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Real]]:

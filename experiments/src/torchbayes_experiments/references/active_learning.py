@@ -94,17 +94,17 @@ def curves(recipe: AcquisitionRecipe, name: str, *, seed: int) -> dict[str, Any]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of classes that are hardly chosen, and draws that are few: the results say it
         done = acquisition.study(model, pool, method, test=test, plan=plan, callbacks=())
-    found: dict[str, Any] = {}
+    by_way: dict[str, Any] = {}
     for way in WAYS:
         rounds = [each for each in done.rounds if each.way == way]
         chosen = [place for each in rounds for place in each.taken]
         of_class = torch.bincount(pool[1][chosen], minlength=count).double() / max(len(chosen), 1)
-        found[way] = {
+        by_way[way] = {
             "error": [1 - each.metrics["accuracy"] for each in rounds],
             "nll": [each.metrics["nll"] for each in rounds],
             "rarest": float(of_class.min() * count),
         }
-    return found
+    return by_way
 
 
 def summarise(results: Results) -> Findings:

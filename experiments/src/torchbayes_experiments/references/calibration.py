@@ -101,18 +101,18 @@ def scores(recipe: CalibrationRecipe, name: str, *, seed: int) -> dict[str, Any]
         for key, p, draws in ((ENSEMBLE, ensemble, recipe.members), (MULTISWAG, swag, recipe.draws))
     }
     targets = held_out[1], tested[1]
-    found: dict[str, Any] = {method: {} for method in METHODS}
+    by_method: dict[str, Any] = {method: {} for method in METHODS}
     for calibrator in CALIBRATORS:
         for single, several in ((NETWORK, ENSEMBLE), (SWAG, MULTISWAG)):
             alone = [_member(averages[several], member, recipe.members) for member in range(recipe.members)]
             each = [_calibrated(pair, targets[0], calibrator) for pair in alone]
-            found[single][calibrator] = mean_metrics([metrics_of(average, targets[1]) for average in each])
+            by_method[single][calibrator] = mean_metrics([metrics_of(average, targets[1]) for average in each])
             whole = _calibrated(averages[several], targets[0], calibrator)
-            found[several][calibrator] = metrics_of(whole, targets[1])
+            by_method[several][calibrator] = metrics_of(whole, targets[1])
             if single == NETWORK:
                 mean = torch.stack([average.probs for average in each]).mean(0)
-                found[CALIBRATED_FIRST][calibrator] = metrics_of(tb.Predictive.from_probs(mean), targets[1])
-    return found
+                by_method[CALIBRATED_FIRST][calibrator] = metrics_of(tb.Predictive.from_probs(mean), targets[1])
+    return by_method
 
 
 def _member(pair: list[tb.Predictive], member: int, members: int) -> list[tb.Predictive]:

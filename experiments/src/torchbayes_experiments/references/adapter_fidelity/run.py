@@ -233,7 +233,7 @@ def measured(average: tb.Predictive, reference: tb.Predictive, labels: Tensor | 
     """
     probs, expected = average.probs.double(), reference.probs.double()
     apart = 0.5 * (probs - expected).abs().sum(-1)
-    found = {
+    results = {
         "agreement": float(tb.metrics.agreement(probs, expected)),
         "total_variation": float(tb.metrics.total_variation(probs, expected)),
         "tv95": float(apart.quantile(0.95)),
@@ -241,5 +241,5 @@ def measured(average: tb.Predictive, reference: tb.Predictive, labels: Tensor | 
     }
     if labels is not None:
         metrics = tb.evaluate(average, labels).metrics
-        found |= {key: metrics[key] for key in ("accuracy", "nll", "ece", "brier")}
-    return found
+        results |= {key: metrics[key] for key in ("accuracy", "nll", "ece", "brier")}
+    return results
