@@ -129,7 +129,7 @@ PICTURES = {
             "x": (*_CURVE, _GRID[:3], _GRID[::-1]),
             "shown": COUNT,
             "label": (3, None),
-            "what": (3, None),
+            "output_label": (3, None),
         },
     ),
     "figures.correlation_maps": Case(
@@ -203,7 +203,7 @@ PICTURES = {
             "predicted": (*_CURVE, _GRID[:3]),
             "low": (*_CURVE, _GRID[:3], _GRID + 2),
             "high": (*_CURVE, _GRID[:3], _GRID - 2),
-            "what": NAMED,
+            "target_label": NAMED,
         },
     ),
     "figures.row_scatter": Case(
@@ -268,7 +268,7 @@ PICTURES = {
                 {"age": (_GRID, np.full((2, 5, 1), NAN), _GRID)},
             ),
             "curves": (None, 3, "text", [], [3]),
-            "what": NAMED,
+            "target_label": NAMED,
         },
     ),
     "figures.entropy_histograms": Case(
@@ -399,7 +399,7 @@ PICTURES = {
             "tables": (None, 3, "text", [3]),
             "figures": (None, 3, "text", [3], [_figure]),
             "folded": (None, 3, "text", [3]),
-            "about": NAMED,
+            "procedure": NAMED,
             "settings": (3, NAN, ["x"]),
         },
     ),
