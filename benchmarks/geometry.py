@@ -123,8 +123,8 @@ def by_hand(problem: Problem, rows: tb.Batch, *, gradient: bool) -> Work:
         return 1
 
     def both() -> int:
-        float((value := log_density()).detach())
-        torch.autograd.grad(value, parameters)
+        float((density := log_density()).detach())
+        torch.autograd.grad(density, parameters)
         return 1
 
     return both if gradient else value

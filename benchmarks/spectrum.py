@@ -159,9 +159,9 @@ def compare(name: str, kind: str, rounds: int) -> dict[str, float]:
 def check(ours: Products, product: Callable[[list[Tensor]], list[Tensor]], net: nn.Module) -> None:
     """Compare our product with the loop's."""
     vector = [torch.randn_like(p) for p in net.parameters()]
-    product = ours(nn.utils.parameters_to_vector(vector).unsqueeze(0))[0]
+    actual = ours(nn.utils.parameters_to_vector(vector).unsqueeze(0))[0]
     expected = nn.utils.parameters_to_vector(product(vector))
-    torch.testing.assert_close(product, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 def main(arguments: list[str] | None = None) -> None:

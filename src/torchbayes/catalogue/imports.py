@@ -37,7 +37,7 @@ def load_path(path: str) -> Any:
     Raises ValueError if the path is malformed, names no module or attribute, or the module fails when imported.
     """
     module, _, attribute = path.partition(":")
-    if not all(name.isidentifier() for name in [*module.split("."), *attribute.split(".")]):
+    if not all(word.isidentifier() for word in [*module.split("."), *attribute.split(".")]):
         raise ValueError(f"an import path is MODULE:ATTRIBUTE, such as my_module:build; got {seen(path)}.")
     target: Any = _module(module, path)
     for name in attribute.split("."):

@@ -95,7 +95,7 @@ def halved(chains: int) -> list[tuple[list[int], list[int]]]:
     half, everyone = chains // 2, range(chains)
     starts = range((chains if chains % 2 else half) if half else 0)
     halves = [sorted((start + m) % chains for m in range(half)) for start in starts]
-    return [(half, [m for m in everyone if m not in half]) for half in halves]
+    return [(smaller, [m for m in everyone if m not in smaller]) for smaller in halves]
 
 
 def floors(probs_MBK: Tensor) -> list[Numbers]:

@@ -152,7 +152,7 @@ def differentiate(
         leaf_MP = now.weights_MD.detach().requires_grad_()
         drawn = family.draw(*_split(leaf_MP, size), noise_MSE=noise_MSE)
         roots = (drawn.weights_MSD, *(drawn.normal or ()))
-        detached = Draws(*(draws.detach() for draws in drawn[:2]), normal=_detached(drawn.normal))
+        detached = Draws(*(tensor.detach() for tensor in drawn[:2]), normal=_detached(drawn.normal))
         if drawing.estimator == "weights":
             nll_M, slopes = _by_weights(density, now, batch, held=detached)
         else:

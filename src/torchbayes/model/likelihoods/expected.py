@@ -60,7 +60,7 @@ def expected_log_prob(
         values_per_place = plain.log_prob(mean, values, parameters) - 0.5 * excess
     elif isinstance(plain, Bernoulli):
         values = like(values, mean.shape[-1]).to(mean.dtype)
-        moments = [torch.stack([values, torch.zeros_like(values)], dim=-1) for values in (mean, variance)]
+        moments = [torch.stack([moment, torch.zeros_like(moment)], dim=-1) for moment in (mean, variance)]
         values_per_place = (values * mean - expected_lse(moments[0], moments[1], bound=bound)).flatten(1).sum(-1)
     else:
         if values.is_floating_point():
