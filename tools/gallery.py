@@ -23,6 +23,7 @@ TOPICS = {
     "variational": "Variational",
     "optimisation": "Optimisation",
 }
+SEEDS = 5  # on which a verdict rests; with fewer it is provisional
 ON_CARD = 6  # lines of the picture on a card; the page of the experiment has all
 
 
@@ -84,6 +85,8 @@ def _badge(record: Record) -> str:
     counted = f" {held} of {total} parts hold" if total and held < total else f" all {total} parts" if total else ""
     against = record.counts.get("does not hold", 0)
     counted += f", {against} do{'es' if against == 1 else ''} not" if against else ""
+    decided = record.verdict != "inconclusive" and len(record.seeds) < SEEDS
+    counted += f" (provisional: {len(record.seeds)} of {SEEDS} seeds)" if decided else ""
     return f'<p class="verdict"><strong>{record.verdict.capitalize()}</strong>{counted}</p>'
 
 

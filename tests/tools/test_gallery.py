@@ -81,6 +81,8 @@ def test_a_card_says_how_it_came_about_and_escapes_text() -> None:
     card = gallery.card(RECORD)
     assert "2 seeds, scale small; 5 minutes in all" in card
     assert "<strong>Inconclusive</strong> 2 of 3 parts hold" in card
+    decided = Record(**{**vars(RECORD), "verdict": "holds"})
+    assert "<strong>Holds</strong> 2 of 3 parts hold (provisional: 2 of 5 seeds)" in gallery.card(decided)
     old = gallery.card(Record(**{**vars(RECORD), "recorded": "from the page", "date": ""}))
     assert "Numbers of an earlier version." in old
     named = Record(**{**vars(RECORD), "lines": (Line("a < b", 1.0),)})
