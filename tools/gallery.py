@@ -11,6 +11,7 @@ from pathlib import Path
 from torchbayes_experiments import NAMES, get
 from torchbayes_experiments.headline import Line
 from torchbayes_experiments.record import OUTCOMES, Record, read_record
+from torchbayes_experiments.verdicts import provisional
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "experiments" / "recorded"
@@ -23,7 +24,6 @@ TOPICS = {
     "variational": "Variational",
     "optimisation": "Optimisation",
 }
-SEEDS = 5  # on which a verdict rests; with fewer it is provisional
 ON_CARD = 6  # lines of the picture on a card; the page of the experiment has all
 
 
@@ -85,8 +85,8 @@ def _badge(record: Record) -> str:
     counted = f" {held} of {total} parts hold" if total and held < total else f" all {total} parts" if total else ""
     against = record.counts.get("does not hold", 0)
     counted += f", {against} do{'es' if against == 1 else ''} not" if against else ""
-    decided = record.verdict != "inconclusive" and len(record.seeds) < SEEDS
-    counted += f" (provisional: {len(record.seeds)} of {SEEDS} seeds)" if decided else ""
+    remark = provisional(record.verdict, len(record.seeds))
+    counted += f" ({remark})" if remark else ""
     return f'<p class="verdict"><strong>{record.verdict.capitalize()}</strong>{counted}</p>'
 
 

@@ -59,6 +59,8 @@ def test_a_finished_seed_is_not_run_again(experiment, calls, tmp_path):
     actual = json.loads((tmp_path / "results.json").read_text("utf-8"))
     assert [record["results"]["difference"] for record in actual["seeds"]] == pytest.approx([-1, -0.99, -0.98])
     assert actual["verdict"]["outcome"] == "holds"
+    assert actual["verdict"]["reason"].endswith(" Provisional: 3 of 5 seeds.")
+    assert "Provisional: 3 of 5 seeds." in (tmp_path / "page.md").read_text("utf-8")
 
 
 def test_an_interrupted_experiment_continues(experiment, calls, tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 from torchbayes.report import Picture, Table, png, versions, write_report
 from torchbayes_experiments.experiment import Experiment, Findings
 from torchbayes_experiments.files import as_json, write_whole
-from torchbayes_experiments.verdicts import Verdict
+from torchbayes_experiments.verdicts import Verdict, provisional
 
 
 def write_page(
@@ -30,7 +30,9 @@ def write_page(
         settings: name, scale and recipe of the run.
         records: the record of each seed: `seed`, `seconds`, `results`.
     """
-    texts = _texts(experiment, findings.verdict, settings["scale"], records)
+    remark = provisional(findings.verdict.outcome, len(records))
+    reason = findings.verdict.reason + (f" {remark.capitalize()}." if remark else "")
+    texts = _texts(experiment, f"{findings.verdict.outcome.capitalize()}. {reason}", settings["scale"], records)
     tables = (_parts_table(findings.verdict), *findings.tables)
     told = {**settings, "seeds": [record["seed"] for record in records]}
     figures = []
@@ -38,7 +40,7 @@ def write_page(
         image = _png(picture)
         write_whole(directory / f"figure_{number}.png", image)
         figures.append(replace(picture, image=image))
-    outcome = {**asdict(findings.verdict), "reason": findings.verdict.reason}
+    outcome = {**asdict(findings.verdict), "reason": reason}
     write_whole(directory / "results.json", as_json({**settings, "verdict": outcome, "seeds": list(records)}))
     write_whole(directory / "page.md", _markdown(experiment.name, texts, tables, figures, told).encode())
     lead = "\n\n".join(f"{label}: {text}" for label, text in texts.items())
@@ -47,16 +49,14 @@ def write_page(
     )
 
 
-def _texts(
-    experiment: Experiment, verdict: Verdict, scale: str, records: Sequence[Mapping[str, Any]]
-) -> dict[str, str]:
+def _texts(experiment: Experiment, verdict: str, scale: str, records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the paragraphs of the page by their labels."""
     total = sum(record["seconds"] for record in records)
     each = ", ".join(f"{record['seconds']:,.0f} s" for record in records)
     plural = "s" if len(records) > 1 else ""
     return {
         "Claim": f"{experiment.claim} ({experiment.source})",
-        "Verdict": f"{verdict.outcome.capitalize()}. {verdict.reason}",
+        "Verdict": verdict,
         "Expected": experiment.expected,
         "Differences from the paper": experiment.differences,
         "Cost": f"scale {scale}, {len(records)} seed{plural}: {total:,.0f} s in all ({each}).",

@@ -21,6 +21,8 @@ import numpy as np
 Outcome = Literal["holds", "does not hold", "inconclusive"]
 Values = Sequence[float] | np.ndarray
 
+SEEDS = 5  # on which a verdict rests
+
 
 @dataclass(frozen=True)
 class Part:
@@ -78,6 +80,11 @@ class Verdict:
         listed = "; ".join(f"{part.statement} ({part.outcome})" for part in open_parts[:3])
         listed += f"; and {len(open_parts) - 3} more" if len(open_parts) > 3 else ""
         return f"{len(self.parts) - len(open_parts)} of {len(self.parts)} parts hold. Open or against: {listed}."
+
+
+def provisional(outcome: str, seeds: int) -> str:
+    """Return that a decided verdict rests on too few seeds, in a few words; empty if it does not."""
+    return f"provisional: {seeds} of {SEEDS} seeds" if outcome != "inconclusive" and seeds < SEEDS else ""
 
 
 def interval(values: Values) -> tuple[float, float, float]:
