@@ -72,9 +72,9 @@ def test_a_small_spread_at_a_high_level_is_no_trouble_in_float32(level, spread):
 def test_signs_and_zeros_order_as_numbers_in_float32():
     values = torch.tensor([[-1e-30, 0.0, -0.0, 3e38, -3e38, 1e-45, -2.0, 0.0]])
     draws = torch.cat([values, values.flip(-1)])
-    scores = stats.norm.ppf((stats.rankdata(draws.numpy().ravel()) - 3 / 8) / (16 + 1 / 4)).reshape(4, 4)
+    scores = stats.norm.ppf((stats.rankdata(draws.double().numpy().ravel()) - 3 / 8) / (16 + 1 / 4)).reshape(4, 4)
     expected = math.sqrt(3 / 4 + scores.mean(1).var(ddof=1) / scores.var(1, ddof=1).mean())
-    folded = stats.rankdata(draws.abs().numpy().ravel())  # the median is zero
+    folded = stats.rankdata(draws.double().abs().numpy().ravel())  # the median is zero
     scores = stats.norm.ppf((folded - 3 / 8) / (16 + 1 / 4)).reshape(4, 4)
     expected = max(expected, math.sqrt(3 / 4 + scores.mean(1).var(ddof=1) / scores.var(1, ddof=1).mean()))
     assert rhat(draws).item() == pytest.approx(expected, rel=1e-12)

@@ -12,14 +12,14 @@ from torchbayes.diagnostics._series import autocovariance, centre, fast_length, 
 def test_rank_scores_share_ranks_of_ties_as_scipy_does(levels, dtype):
     source = torch.Generator().manual_seed(levels)
     values = (torch.randint(levels, (30, 64), generator=source) - levels // 2).to(dtype) / 8
-    ranks = stats.rankdata(values.numpy(), axis=-1)
+    ranks = stats.rankdata(values.double().numpy(), axis=-1)
     scores = rank_scores(*sort(values)).numpy()
     np.testing.assert_allclose(scores, stats.norm.ppf((ranks - 3 / 8) / (64 + 1 / 4)), rtol=1e-12, atol=1e-15)
 
 
 def test_ties_do_not_run_over_the_ends_of_rows():
     values = torch.tensor([[0.0, 1.0, 2.0, 2.0], [2.0, 2.0, 3.0, 4.0], [4.0, 4.0, 4.0, 4.0], [4.0, 5.0, 6.0, 7.0]])
-    expected = stats.norm.ppf((stats.rankdata(values.numpy(), axis=-1) - 3 / 8) / 4.25)
+    expected = stats.norm.ppf((stats.rankdata(values.double().numpy(), axis=-1) - 3 / 8) / 4.25)
     np.testing.assert_allclose(rank_scores(*sort(values)).numpy(), expected, rtol=1e-12, atol=1e-15)
 
 
