@@ -373,7 +373,7 @@ def test_networks_of_others_are_taken() -> None:
     actual = tb.fit(model, (tokens, (2 * tokens) % 5), replace(method, covariance="diagonal"), callbacks=())
     assert tb.predict(actual, tokens).probs.shape == (6, 4, 5)
     low = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.2), nn.Tanh(), nn.Linear(4, 1)).bfloat16()
-    actual = tb.fit(tb.Model(low, tb.likelihoods.Gaussian(0.3)), (x, y), method, callbacks=())
+    actual = tb.fit(tb.Model(low, tb.likelihoods.Gaussian(0.3)), (x, y), replace(method, epochs=200), callbacks=())
     assert tb.predict(actual, x).mean.isfinite().all()
 
 
