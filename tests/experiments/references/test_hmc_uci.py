@@ -26,7 +26,7 @@ TINY = UCIChainsRecipe(
     sgld_step=(2e-4, 1e-4),
     splits=2,
     width=6,
-    steps=30,
+    steps=(30, 30),
     burn_in=10,
     trajectory=0.05,
     sgld_steps=60,
@@ -82,7 +82,7 @@ def test_scores_are_in_the_units_of_the_file(finished, case):
     data, model = case
     actual = energy(finished, 1)
     weights_MD = tb.fit(model, data.train, TINY.sgd(0.01), seed=5, callbacks=()).sample(3)
-    for name, method in (("HMC", TINY.hmc()), ("SGLD", TINY.sgld(1e-4))):
+    for name, method in (("HMC", TINY.hmc(30)), ("SGLD", TINY.sgld(1e-4))):
         posterior = tb.fit(model, data.train, method, start=weights_MD[:2], seed=5, callbacks=())
         log_likelihood, rmse, mean_SB = by_hand(posterior.sample(posterior.default_draws), data)
         assert actual[name]["log_likelihood"] == pytest.approx(log_likelihood, rel=1e-4)
@@ -101,7 +101,7 @@ def test_the_health_of_hmc_is_what_it_logged_after_burn_in(finished, case):
     records = []
     start = tb.fit(model, data.train, TINY.sgd(0.01), seed=5, callbacks=()).sample(3)[:2]
     log = (lambda event: records.append(event.record),)
-    tb.fit(model, data.train, TINY.hmc(), start=start, seed=5, callbacks=log)
+    tb.fit(model, data.train, TINY.hmc(30), start=start, seed=5, callbacks=log)
     actual = energy(finished, 1)["HMC"]
     assert actual["acceptance"] == pytest.approx(np.mean([record["acceptance"] for record in records[10:]]))
     assert actual["divergences"] == np.sum([record["divergent"] for record in records[10:]])
@@ -208,7 +208,7 @@ def test_end_to_end(finished, tmp_path):
 def test_both_recipes_have_the_same_settings():
     small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
     assert (small.prior_scale, small.lr, small.sgld_step) == (paper.prior_scale, paper.lr, paper.sgld_step)
-    assert (small.splits, paper.splits) == (5, 20)
+    assert (small.splits, paper.splits) == (10, 20)
     assert small.sets == tuple(room.PUBLISHED)
-    assert len(small.prior_scale) == len(small.lr) == len(small.sgld_step) == len(small.sets)
-    assert small.hmc().chains == small.sgld(1e-5).chains
+    assert len(small.prior_scale) == len(small.lr) == len(small.steps) == len(small.sgld_step) == len(small.sets)
+    assert small.hmc(320).chains == small.sgld(1e-5).chains
