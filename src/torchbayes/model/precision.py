@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice, optional
+from torchbayes.native.process import AUTOCAST_KINDS
 
 LOW = (torch.bfloat16, torch.float16)
 Autocast = Literal["bfloat16", "float16"]
@@ -97,7 +98,7 @@ class Precision:
                 f"`autocast` lowers networks in float32, and leaves float64 as it is; got {autocast!r} for weights in "
                 f"float64. Convert the network with .float(), or leave `autocast` out."
             )
-        if not _has_autocast(device.type):
+        if not torch.amp.is_autocast_available(device.type):
             raise ValueError(f"`autocast` is not available on {device}; got {autocast!r}. Leave it out.")
         return replace(self, autocast=_DTYPES[autocast])
 
@@ -112,7 +113,7 @@ class Precision:
         PyTorch would keep the casts of parameters until the outermost region ends, and not see that they change.
         """
         kind, dtype = device.type, self.autocast if _NOW.lowered else None
-        if dtype is None and not (_has_autocast(kind) and torch.is_autocast_enabled(kind)):
+        if dtype is None and not (kind in AUTOCAST_KINDS and torch.is_autocast_enabled(kind)):
             return nullcontext()
         return torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False)
 
@@ -129,12 +130,6 @@ class Precision:
         """Return in words which random parameters are below float32; an empty string if none is."""
         counts = {dtype: [*self.casts.values()].count(dtype) for dtype in LOW}
         return ", ".join(f"{count} random parameters in {dtype}" for dtype, count in counts.items() if count)
-
-
-@torch.compiler.assume_constant_result
-def _has_autocast(kind: str) -> bool:
-    """Return whether PyTorch has autocast for a kind of device; the compiler of PyTorch 2.11 cannot look into this."""
-    return torch.amp.is_autocast_available(kind)
 
 
 def widened(outputs: Tensor) -> Tensor:

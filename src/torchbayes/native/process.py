@@ -27,7 +27,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _Kind = TypeVar("_Kind", bound=type)
 _C: Any = torch._C
-_KINDS = ("cpu", "cuda", "mps", "xpu")  # of devices
+AUTOCAST_KINDS = ("cpu", "cuda", "mps", "xpu")  # of devices; the compiler of PyTorch 2.11 cannot ask PyTorch for them
 _BLOCK = 31 << 20  # bytes; glibc ignores blocks above 32 MiB
 
 Undo = Callable[[], object]
@@ -208,7 +208,7 @@ def outside_autocast() -> Iterator[None]:
     A model says itself how its network computes.
     """
     with ExitStack() as stack:
-        for kind in filter(torch.is_autocast_enabled, _KINDS):
+        for kind in filter(torch.is_autocast_enabled, AUTOCAST_KINDS):
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
