@@ -100,11 +100,11 @@ def _cut(head: nn.Module, rows: Tensor, size: int, elsewhere: set[int]) -> nn.Mo
 
 def _linear(whole: nn.Linear, rows: Tensor) -> nn.Linear:
     """Return a linear layer with some of the rows of another one, as trainable as its."""
-    submodule = nn.Linear(whole.in_features, len(rows), bias=whole.bias is not None, device="meta")
-    submodule.weight = _some(whole.weight, rows)
+    cut = nn.Linear(whole.in_features, len(rows), bias=whole.bias is not None, device="meta")
+    cut.weight = _some(whole.weight, rows)
     if whole.bias is not None:
-        submodule.bias = _some(whole.bias, rows)
-    return submodule.train(whole.training)
+        cut.bias = _some(whole.bias, rows)
+    return cut.train(whole.training)
 
 
 def _some(whole: Tensor, rows: Tensor) -> nn.Parameter:

@@ -60,9 +60,9 @@ def model_differences(recorded: Mapping[str, Any], model: Model) -> list[str]:
     ]
 
 
-def _said(module: Any) -> str:
-    has_repr = type(module).__repr__ is not object.__repr__
-    return _PLACE.sub("", repr(module) if has_repr else f"{type(module).__qualname__}()")
+def _said(value: Any) -> str:
+    has_repr = type(value).__repr__ is not object.__repr__
+    return _PLACE.sub("", repr(value) if has_repr else f"{type(value).__qualname__}()")
 
 
 def _parts(description: Mapping[str, Any]) -> dict[str, str]:

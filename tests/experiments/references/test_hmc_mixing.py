@@ -47,7 +47,9 @@ def rank_rhat(values_MS: Any) -> float:
     """Return the rank-normalised split R-hat of one quantity (Vehtari et al. 2021, section 4.1)."""
 
     def split_rhat(values: Any) -> float:
-        scores: Any = norm.ppf((rankdata(values).reshape(values.shape) - 0.375) / (values.size + 0.25))
+        scores: Any = norm.ppf(
+            (rankdata(values.astype(np.float64)).reshape(values.shape) - 0.375) / (values.size + 0.25)
+        )
         within, length = scores.var(1, ddof=1).mean(), scores.shape[1]
         return np.sqrt((length - 1) / length + scores.mean(1).var(ddof=1) / within)
 

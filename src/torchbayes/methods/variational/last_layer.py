@@ -120,18 +120,18 @@ class LastLayer:
 
     def structure(self, parameters_MP: Tensor, size: int) -> Structure:
         """Return the covariance of all D (`size`) weights, 0 outside the layer."""
-        parts = [self.parts(split) for split in parameters_MP]
+        parts = [self.parts(parameters_P) for parameters_P in parameters_MP]
         others = torch.ones(size, dtype=torch.bool, device=self.grid_KI.device)
         others[self.grid_KI.flatten()] = False
         order_D = torch.cat([others.nonzero()[:, 0], self.grid_KI.flatten()])
         fixed = [Diagonal(parameters_MP.new_zeros(len(parts), int(others.sum())))] if others.any() else []
-        factors, blocks = torch.stack([split.rest for split in parts]), list[Structure]()
+        factors, blocks = torch.stack([fields.rest for fields in parts]), list[Structure]()
         if self.covariance == "diagonal":
-            blocks = [Diagonal(torch.stack([self.variance(split).flatten() for split in parts]))]
+            blocks = [Diagonal(torch.stack([self.variance(fields).flatten() for fields in parts]))]
         elif self.covariance == "dense":
             blocks = [Dense(root_MII.clone()) for root_MII in factors.unbind(1)]
         else:
-            scale_MKI = torch.stack([split.log_scale_KI.exp() for split in parts])
+            scale_MKI = torch.stack([fields.log_scale_KI.exp() for fields in parts])
             by_output = zip(scale_MKI.square().unbind(1), (factors * scale_MKI.unsqueeze(2)).unbind(1), strict=True)
             blocks = [LowRankPlusDiagonal(variance_MI.clone(), factor.clone()) for variance_MI, factor in by_output]
         return Blocks(order_D, (*fixed, *blocks))

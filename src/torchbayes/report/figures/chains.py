@@ -167,7 +167,7 @@ def rank_counts(values_MS: np.ndarray, bins: int) -> np.ndarray:
     """
     from scipy.stats import rankdata
 
-    shares = (rankdata(values_MS) - 0.5) / values_MS.size
+    shares = (rankdata(values_MS.astype(np.float64)) - 0.5) / values_MS.size
     places = np.minimum((shares.reshape(values_MS.shape) * bins).astype(int), bins - 1)
     return np.stack([np.bincount(of_chain, minlength=bins) for of_chain in places])
 
