@@ -64,6 +64,8 @@ def test_no_reader_of_a_run_runs_what_it_names(run, entries, capsys):
         ["fit", "--directory", "run", "--resume"], ["fit", "--start", "run", "--directory", "new"],
         ["fit", "--config", "run/config.yaml", "--directory", "new"], ["evidence", "--config", "run/config.yaml"],
         ["compare", "--config", "run/config.yaml", "--directory", "new"],
+        ["acquire", "--config", "run/config.yaml", "--directory", "new"],
+        ["forecast", "--config", "run/config.yaml", "--directory", "new"],
     ):  # fmt: skip
         assert main(argv) == 2
         said = capsys.readouterr().err

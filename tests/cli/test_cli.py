@@ -161,6 +161,37 @@ def test_settings_that_are_objects_are_read_whichever_module_declares_them(kind)
     assert parser.instantiate(parser.parse_args(["--method", f"torchbayes.{kind.__name__}"])).method == kind()
 
 
+OURS = """
+from dataclasses import dataclass
+import torchbayes as tb
+
+@dataclass(frozen=True)
+class Ours:
+    epochs: int = 3
+    lr: float = 0.5  # as methods of the library have it
+    members, needs = 1, tb.MAP().needs
+
+    def init(self, *arguments): ...
+    def step(self, *arguments): ...
+
+SET = Ours(lr=0.25)
+"""
+
+
+@pytest.mark.parametrize(("written", "lr"), [("Ours", 0.5), ("SET", 0.25)])
+def test_a_method_of_the_user_is_not_taken_for_another_with_the_same_settings(capsys, monkeypatch, written, lr):
+    Path("ours.py").write_text(OURS)
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "ours", raising=False)
+    method = ["--method", f"ours:{written}", "--method.epochs", "4", "--directory", "run", "--print_config"]
+    columns = ["--data", "a.csv", "--time", "t", "--target", "y"]
+    for command in (["fit", "--data", "two_moons"], ["acquire", "--data", "two_moons"], ["forecast", *columns]):
+        assert main([*command, *method]) == 0
+        given = yaml.safe_load(capsys.readouterr().out)["method"]
+        assert given["class_path"] == "ours.Ours"
+        assert given["init_args"] == {"epochs": 4, "lr": lr}
+
+
 def test_an_interrupted_fit_says_how_to_go_on(capsys, monkeypatch):
     options = ["fit", "--data", "two_moons", *TINY, "--method.epochs", "4", "--directory", "run"]
     assert main(["fit", *options[1:-1], "whole"]) == 0

@@ -15,9 +15,9 @@ import pytest
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 import torchbayes as tb
+from tests.catalogue import mine
 from torchbayes.cli.commands import main
-from torchbayes.cli.forecast import _options as options_of
-from torchbayes.cli.options import parse
+from torchbayes.cli.forecast import _parsed as parsed
 from torchbayes.forecasting import BayesianForecaster, load
 
 FEW = ["--method", "MAP", "--method.epochs", "2", "--directory", "run"]
@@ -57,6 +57,8 @@ def ran(capsys, frame: pd.DataFrame, *options: str, time: str = "month", code: i
         (["--method.epochs", "2"], tb.SWAG(members=5, epochs=2)),
         (["--method", "VI"], tb.VI()),
         (["--method=Laplace", "--method.members", "2"], tb.Laplace(members=2)),
+        (["--method=tests.catalogue.mine:WIDE"], mine.WIDE),
+        (["--method", "tests.catalogue.mine:Mine"], mine.Mine()),
         (["--config", "named.yaml"], tb.VI(epochs=3)),
         (["--config", "unnamed.yaml"], tb.SWAG(members=5, epochs=3)),
     ],
@@ -65,7 +67,7 @@ def test_a_named_method_has_its_usual_settings(options: list[str], method: Any) 
     Path("named.yaml").write_text("method:\n  class_path: VI\n  init_args:\n    epochs: 3\n")
     Path("unnamed.yaml").write_text("method:\n  epochs: 3\n")
     argv = ["--data", "sales.csv", "--time", "month", "--target", "sold", "--directory", "run", *options]
-    assert parse(options_of(argv), argv)["method"] == method
+    assert parsed(argv)["method"] == method
 
 
 def test_a_table_is_forecast_as_the_library_does(capsys, frame, monkeypatch):

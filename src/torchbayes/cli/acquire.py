@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import Any
 
 from torchbayes.catalogue.config import CONFIG, describe, entries, write_config
 from torchbayes.catalogue.imports import foreign_code
-from torchbayes.catalogue.methods import classes
 from torchbayes.cli.options import (
-    Peek,
     add_directory,
+    add_method_choice,
     add_problem,
     by_class,
-    names_method,
+    named_method,
     new_parser,
     parse,
     peek,
+    plain_method,
     problem_of,
-    usual_method,
-    with_hints,
 )
 from torchbayes.cli.terminal import print_table, resumable, say, say_notes
 from torchbayes.methods.optimise.swag import SWAG
@@ -77,9 +73,9 @@ def _parsed(argv: list[str]) -> dict[str, Any]:
     seen = peek(argv)
     parser = new_parser(acquire, config=True)
     add_problem(parser, seen.usual)
-    default = _method_of(seen)
-    kinds = dict.fromkeys([*classes().values(), type(default)])
-    parser.add_argument("--method", type=reduce(or_, map(with_hints, kinds)), default=default, help="how to infer")
+    name = named_method(seen.argv)
+    default = plain_method(name, SWAG(members=5))  # lengths for the whole data do not suit a few rows of them
+    add_method_choice(parser, default)
     parser.add_argument(
         "--pool", type=str | None, default=None, help="CSV file of rows without labels, of which to ask"
     )
@@ -95,12 +91,7 @@ def _parsed(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--draws", type=int | None, default=None, help="functions that scores compare; about 100")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_directory(parser, None)
-    return parse(parser, by_class(seen, default))
-
-
-def _method_of(seen: Peek) -> Any:
-    """Return a method with its own defaults: lengths of the whole data do not suit a few rows of them."""
-    return type(usual_method(seen.method, seen.usual))() if names_method(seen.argv) else SWAG(members=5)
+    return parse(parser, by_class(seen.argv, name, default))
 
 
 def _studied(chosen: Mapping[str, Any], problem: Any, config: Mapping[str, Any]) -> tuple[Any, Any]:

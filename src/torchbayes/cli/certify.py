@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import Any, Literal
 
 import torchbayes as tb
 from torchbayes.catalogue.imports import foreign_code
-from torchbayes.catalogue.methods import classes
 from torchbayes.certificate.budget import CHECKS
 from torchbayes.cli.options import (
     Parser,
+    add_method_choice,
     add_run,
     allow,
     made_of,
@@ -23,7 +21,6 @@ from torchbayes.cli.options import (
     peek,
     run_of,
     usual_method,
-    with_hints,
 )
 from torchbayes.cli.terminal import print_table, resumable
 from torchbayes.native.process import short_path
@@ -93,6 +90,5 @@ def method_of(config: Mapping[str, Any], source: str, *, trust: bool) -> Any:
     allow(foreign_code(config))
     default = usual_method(config["method"]["class_path"], looked.usual)
     parser = new_parser(certify, reads=False)
-    kinds = dict.fromkeys([*classes().values(), type(default)])
-    parser.add_argument("--method", type=reduce(or_, map(with_hints, kinds)), default=default)
+    add_method_choice(parser, default)
     return parser.instantiate(parser.parse_object({"method": dict(config["method"])}))["method"]

@@ -8,16 +8,14 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import reduce
 from importlib import import_module
-from operator import or_
 from pathlib import Path
 from typing import Any
 
 import torchbayes as tb
 from torchbayes.assess.approximation import DRAWS, Approximating
 from torchbayes.catalogue.imports import foreign_code, named_in
-from torchbayes.catalogue.methods import METHODS, classes, method_names
+from torchbayes.catalogue.methods import METHODS, method_names
 from torchbayes.catalogue.models import known
 from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import nearest
@@ -30,6 +28,7 @@ from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.lora import lora
 from torchbayes.cli.options import (
     add_directory,
+    add_method_choice,
     add_open,
     add_problem,
     add_run,
@@ -44,7 +43,6 @@ from torchbayes.cli.options import (
     problem_of,
     run_of,
     usual_method,
-    with_hints,
 )
 from torchbayes.cli.terminal import (
     Interrupted,
@@ -139,14 +137,13 @@ def fit(argv: list[str]) -> None:
     parser = new_parser(fit, config=True)
     add_problem(parser, seen.usual)
     default = usual_method(seen.method, seen.usual)
-    kinds = dict.fromkeys([*classes().values(), type(default)])
-    parser.add_argument("--method", type=reduce(or_, map(with_hints, kinds)), default=default, help="how to infer")
+    add_method_choice(parser, default)
     parser.add_argument("--start", type=str | None, default=None, help="directory of a fit whose weights it starts at")
     parser.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and noise")
     parser.add_argument("--steps", type=int | None, default=None, help="length of a sampler's chains; more go on")
     parser.add_argument("--ranks", type=str | None, default=None, help="under torchrun: data, chains, or both as 2x4")
     add_directory(parser, None)
-    chosen = parse(parser, by_class(seen, default))
+    chosen = parse(parser, by_class(seen.argv, seen.method, default))
     directory, problem = Path(chosen["directory"]), problem_of(chosen)
     method = of_length(chosen["method"], chosen["steps"])
     start = None if chosen["start"] is None else Path(chosen["start"])

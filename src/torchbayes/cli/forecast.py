@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from torchbayes.catalogue.methods import classes
 from torchbayes.checks import check_counts, check_name, optional
-from torchbayes.cli.options import Parser, add_open, names_method, new_parser, parse, with_hints
+from torchbayes.cli.options import add_method_choice, add_open, by_class, named_method, new_parser, parse, plain_method
 from torchbayes.cli.terminal import point_to, print_table, say
 from torchbayes.conformal.ranks import check_coverage
 from torchbayes.native.process import short_path
@@ -25,7 +22,7 @@ _ORIGINS = 50  # of a backtest, about
 
 def forecast(argv: list[str]) -> None:
     """Forecast a column of a table over time, with intervals; say how good such forecasts were so far."""
-    chosen = parse(_options(argv), argv)
+    chosen = _parsed(argv)
     check_counts(least=0, backtest=chosen["backtest"])
     check_coverage(coverage=chosen["coverage"])
     optional(check_counts, horizon=chosen["horizon"])
@@ -37,8 +34,8 @@ def forecast(argv: list[str]) -> None:
     _write(chosen, series, name, forecasters=forecasters)
 
 
-def _options(argv: list[str]) -> Parser:
-    """Return the parser of the command."""
+def _parsed(argv: list[str]) -> dict[str, Any]:
+    """Return the options by name."""
     from torchbayes.methods.optimise.swag import SWAG
 
     parser = new_parser(forecast, config=True)
@@ -58,9 +55,9 @@ def _options(argv: list[str]) -> Parser:
     parser.add_argument("--fill", action="store_true", help="fill gaps with the value before them")
     parser.add_argument("--network", type=str, default="mlp", help="network of the library, such as mlp or linear")
     parser.add_argument("--likelihood", type=str, default="heteroscedastic", help="such as student_t")
-    kinds = reduce(or_, map(with_hints, classes().values()))
-    default = None if names_method(argv) else SWAG(members=5)
-    parser.add_argument("--method", type=kinds, default=default, help="how to infer")
+    method_name = named_method(argv)
+    default = plain_method(method_name, SWAG(members=5))
+    add_method_choice(parser, default)
     parser.add_argument("--seed", type=int, default=0, help="seed of the fit")
     parser.add_argument("--coverage", type=float, default=0.9, help="of the intervals")
     text = "about how many forecasts of the last fifth are judged, beside other forecasters; 0 for none"
@@ -68,7 +65,7 @@ def _options(argv: list[str]) -> Parser:
     parser.add_argument("--directory", type=str, required=True, help="where it goes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_open(parser)
-    return parser
+    return parse(parser, by_class(argv, method_name, default))
 
 
 def _series(chosen: Mapping[str, Any]) -> tuple[Any, str]:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
@@ -207,6 +209,13 @@ def add_method(parser: Parser, name: str, method: Any, *, text: str) -> None:
     parser.set_defaults({f"{name}.{f.name}": getattr(method, f.name) for f in fields(method)})
 
 
+def add_method_choice(parser: Parser, default: Any) -> None:
+    """Add `--method`, which names a class of the library or that of `default`; its settings are `--method.SETTING`."""
+    kinds = dict.fromkeys([*classes().values(), type(default)])
+    jsonargparse.set_parsing_settings(subclasses_enabled=[*kinds])  # a user's class too is chosen by name
+    parser.add_argument("--method", type=reduce(or_, map(with_hints, kinds)), default=default, help="how to infer")
+
+
 def add_directory(parser: Parser, default: str | None) -> None:
     """Add `--directory`, required if `default` is None, and `--resume`."""
     parser.add_argument("--directory", type=str, required=default is None, default=default, help="where it goes")
@@ -246,10 +255,7 @@ def usual_method(name: str | None, usual: Usual) -> Any:
     if name is None:
         assert usual.automatic is not None, "the library chooses where it has a choice"
         return usual.automatic().method
-    target = method_named(name.removeprefix("torchbayes."))
-    module, dot, attribute = name.rpartition(".")
-    if target is None and dot and module != "torchbayes":  # the path of a class, as in configurations
-        target = method_named(f"{module}:{attribute}")
+    target = _target(name)
     if target is None:
         return usual["swag"]
     if not isinstance(target, type):
@@ -258,27 +264,50 @@ def usual_method(name: str | None, usual: Usual) -> Any:
     return plain_settings(target, usual) if entry is None or entry.alone else usual[entry.name]
 
 
-def by_class(seen: Peek, method: Any) -> list[str]:
+def plain_method(name: str | None, default: Any) -> Any:
+    """Return a method with the defaults of its class, which suit no data set in particular, or settings by their path.
+
+    `default` if no name is given; it stands in for an unknown one too, which the parser reports.
+    """
+    target = None if name is None else _target(name)
+    if target is None:
+        return default
+    return target() if isinstance(target, type) else target
+
+
+def _target(name: str) -> Any:
+    """Return the class or the settings that a name on the command line or in a configuration means; None if unknown."""
+    target = method_named(name.removeprefix("torchbayes."))
+    module, dot, attribute = name.rpartition(".")
+    if target is None and dot and module != "torchbayes":  # the path of a class, as in configurations
+        target = method_named(f"{module}:{attribute}")
+    return target
+
+
+def by_class(argv: list[str], name: str | None, method: Any) -> list[str]:
     """Return arguments that name a method by its class where the user named an import path or an entry point."""
-    if seen.method is None or path_of(seen.method, GROUP) is None:
-        return seen.argv
-    option, path = f"--method={seen.method}", class_path(type(method))
+    if name is None or path_of(name, GROUP) is None:
+        return argv
+    option, path = f"--method={name}", class_path(type(method))
     allow([path])
-    words = [f"--method={path}" if word == option else word for word in seen.argv]
-    return [path if pair == ("--method", seen.method) else pair[1] for pair in zip(["", *words], words, strict=False)]
+    words = [f"--method={path}" if word == option else word for word in argv]
+    return [path if pair == ("--method", name) else pair[1] for pair in zip(["", *words], words, strict=False)]
 
 
-def names_method(argv: list[str]) -> bool:
-    """Return whether the arguments, or the configuration files among them, name a method.
+def named_method(argv: list[str]) -> str | None:
+    """Return the method that the arguments, or the configuration files among them, name; None if they name none.
 
-    Where they do, its usual settings are the defaults: those of another class, which the parser would keep where both
-    have them, are not.
+    Raises PermissionError if a file names code by an import path that nobody has allowed.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--method")
     parser.add_argument("--config", action="append", default=[])
+    parser.add_argument("--trust", action="store_true")
     seen, _ = parser.parse_known_args(argv)
-    return seen.method is not None or any(_method_in(read_config(Path(name))) is not None for name in seen.config)
+    named = named_in(argv)
+    file = _trusted(seen.config, resumed=False, trust=seen.trust, named=named)
+    allow(named)
+    return seen.method or _method_in(file)
 
 
 def _method_in(file: Mapping[str, Any]) -> Any:
