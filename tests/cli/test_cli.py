@@ -192,6 +192,19 @@ def test_a_method_of_the_user_is_not_taken_for_another_with_the_same_settings(ca
         assert given["init_args"] == {"epochs": 4, "lr": lr}
 
 
+def test_a_run_of_a_method_of_the_user_is_gone_on_with_where_it_is_trusted(monkeypatch):
+    Path("theirs.py").write_text("from tests.catalogue.mine import Mine\n\nclass Theirs(Mine): ...\n")
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    method = "method:\n  class_path: theirs.Theirs\n  init_args: {}\n"
+    Path("theirs.yaml").write_text(f"data: two_moons\ntrain_size: 40\n{method}")
+    assert main(["fit", "--config", "theirs.yaml", "--trust", "--directory", "run"]) == 0
+    assert main(["fit", "--directory", "run", "--resume", "--trust"]) == 0
+    assert main(["fit", "--config", "run/config.yaml", "--trust", "--directory", "new"]) == 0
+    for directory in ("run", "new"):
+        assert read_config(Path(directory, "config.yaml"))["method"]["class_path"] == "theirs.Theirs"
+
+
 def test_an_interrupted_fit_says_how_to_go_on(capsys, monkeypatch):
     options = ["fit", "--data", "two_moons", *TINY, "--method.epochs", "4", "--directory", "run"]
     assert main(["fit", *options[1:-1], "whole"]) == 0

@@ -42,7 +42,7 @@ def test_the_method_of_a_run_is_that_of_its_settings(options):
 def test_a_run_is_certified_as_the_library_does(capsys):
     assert main(["fit", *RUN, "--method", "MAP", "--method.epochs", "3"]) == 0
     checks = ["simulation", "coverage", "k-hat", "seeds"]
-    command = ["certify", "run", *FEW, "--checks", json.dumps(checks)]
+    command = ["certify", "run", *FEW, "--checks", *checks]
     capsys.readouterr()
     assert main([*command, "--json"]) == 0
     actual = json.loads(capsys.readouterr().out)

@@ -78,7 +78,7 @@ def _options() -> Parser:
         parser.add_argument(f"--{name}", type=int, default=getattr(_USUAL, name), help=text)
     sources = Literal["prior", "posterior"]
     parser.add_argument("--source", type=sources, default=_USUAL.source, help="where simulated truths come from")
-    parser.add_argument("--checks", type=list[str], default=list(CHECKS), help=f"some of: {', '.join(CHECKS)}")
+    parser.add_argument("--checks", nargs="+", type=str, default=[*CHECKS], help=f"some of: {', '.join(CHECKS)}")
     parser.add_argument("--seed", type=int, default=0, help="seed of the simulated data, the folds and the fits")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -104,7 +104,7 @@ def _trusted(configs: Sequence[str], *, resumed: bool, trust: bool, named: set[s
     for name in map(Path, configs):  # in the order of the parser: the last value wins
         entries_of_file = read_run(name.parent) if resumed else read_config(name)
         check_trusted(name, entries_of_file, trust=trust, named=named)
-        named |= foreign_code(entries_of_file).keys()
+        named.update(foreign_code(entries_of_file))  # `|=` with keys would make a new set
         file |= entries_of_file
     return file
 
