@@ -92,6 +92,13 @@ def test_no_file_of_settings_names_classes_of_others(run, entries, capsys):
     assert "harm" not in sys.modules
 
 
+def test_networks_that_are_compared_are_code_too(run, capsys):
+    Path("networks.yaml").write_text("data: two_moons\nnetworks: [linear, 'harm:network']\n")
+    assert main(["evidence", "--config", "networks.yaml"]) == 2
+    assert "harm:network (`networks`)" in capsys.readouterr().err
+    assert "harm" not in sys.modules
+
+
 def test_what_is_trusted_or_named_runs(run, capsys):
     changed(run, {"network": "tests.catalogue.mine:build", "network_settings": {"width": 4}})
     fit = ["fit", "--config", "run/config.yaml", "--directory"]

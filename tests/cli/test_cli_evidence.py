@@ -227,6 +227,15 @@ def test_cnn_is_short_for_the_small_one_and_keeps_out_of_the_settings_of_the_mlp
     assert settings.problem_of("mlp") == Problem(network="mlp", network_settings={"hidden": [6]})
 
 
+def test_a_network_of_the_user_is_compared_by_its_import_path():
+    path = "tests.catalogue.mine:build"
+    assert main(["evidence", *SHORT, "--data", "two_moons", "--networks", "linear", path, "--directory", "a"]) == 0
+    assert {name: row["weights"] for name, row in results("a")["networks"].items()} == {
+        "linear": 6,
+        path: 3 * 5 + 6 * 2,
+    }
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

@@ -158,6 +158,8 @@ def _paths(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the import paths of a configuration, each after its entry."""
     named = [(entry_name, config.get(entry_name)) for entry_name in _NAMES]
     named += [("prior", name) for name in _names_of_priors(config.get("prior"))]
+    networks = config.get("networks")
+    named += [("networks", name) for name in (networks if isinstance(networks, list) else [])]
     yield from ((place, name) for place, name in named if isinstance(name, str) and is_path(name))
     yield from _classes(config, "")
     for entry_name in _METHODS:

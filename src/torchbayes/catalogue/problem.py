@@ -154,21 +154,21 @@ class Problem:
         """
         data = self.load()
         prepared = models.data_for(self.likelihood, data)
-        model = self.model(prepared)
-        if is_path(self.network) and prepared.classes and self.outputs is None:
-            _check_outputs(self.network, model, prepared)
-        return Setup(self, prepared, model)
+        return Setup(self, prepared, self.model(prepared))
 
     def model(self, data: Data) -> Model:
-        """Return the model for loaded data."""
+        """Return the model for loaded data. A ValueError if the network has more outputs than there are classes."""
         outputs = self.outputs or models.likelihood_outputs(self.likelihood, data)
         settings = {**models.measured(self.network, data), **self.network_settings}
-        return Model(
+        model = Model(
             lambda: models.build_network(self.network, data.input_shape, outputs, settings=settings).to(self.place),
             models.build_likelihood(self.likelihood, self.likelihood_settings),
             models.build_prior(self.prior, self.prior_settings, self.prior_scale),
             temperature=self.temperature,
         )
+        if is_path(self.network) and data.classes and self.outputs is None:
+            _check_outputs(self.network, model, data)
+        return model
 
 
 def place_of(device: str) -> str:

@@ -15,6 +15,8 @@ from typing import Any, Literal, get_args
 from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.catalogue.config import entries, write_config
+from torchbayes.catalogue.imports import path_of
+from torchbayes.catalogue.models import GROUPS
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.checks import check_choice, check_name, plain
@@ -45,7 +47,7 @@ class Settings:
         problem: data, likelihood and the initial prior; its network settings are those of `mlp`.
         map: how each network is trained, and trained again under each prior that was chosen. If its epochs are open,
             held-out rows choose those of the first training, and the others take as many as come near a mode.
-        networks: names of networks; `cnn` is short for `small_cnn`.
+        networks: names of networks, or import paths of functions that build them; `cnn` is short for `small_cnn`.
         tune_prior: whose scale the evidence chooses: "model" (none), "scalar" (one) or "layer" (one for each layer); a
             prior that is not normal is then replaced by the normal with its curvature.
         rounds: how often the networks are trained again under the chosen prior, which moves the mode.
@@ -68,7 +70,8 @@ class Settings:
         if not self.networks:
             raise ValueError("`networks` must name at least one network; got none. Try: --networks linear mlp cnn.")
         for name in self.networks:
-            check_name("network", name, [*networks.names(), *ALIASES])
+            if path_of(name, GROUPS["network"]) is None:
+                check_name("network", name, [*networks.names(), *ALIASES])
         twice = sorted({n for n in self.networks if self.networks.count(n) > 1})
         if twice:
             raise ValueError(f"`networks` must name each network once; got {', '.join(twice)} more often.")
