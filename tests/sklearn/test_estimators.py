@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 import torchbayes as tb
+from tests.catalogue.mine import build
 from torchbayes import sklearn as estimators
 from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.sklearn import BayesianClassifier, BayesianMLPRegressor, BayesianRegressor
@@ -279,6 +280,16 @@ def test_what_is_no_name_is_given_again(tmp_path):
     tb.fit(model, (torch.ones(4, 3), torch.ones(4, 1)), QUICK).save(tmp_path / "plain.safetensors")
     with pytest.raises(ValueError, match="without a table"):
         estimators.load(tmp_path / "plain.safetensors")
+
+
+def test_an_import_path_names_a_network(tmp_path):
+    of = regressor(network="tests.catalogue.mine:build").fit(NUMBERS, TARGETS)
+    direct = regressor(network=lambda inputs, outputs: build((inputs,), outputs)).fit(NUMBERS, TARGETS)
+    assert np.array_equal(of.predict(NUMBERS), direct.predict(NUMBERS))
+    path = estimators.save(of, tmp_path / "estimator.safetensors")
+    with pytest.raises(ValueError, match="network that is not in its file"):
+        estimators.load(path)
+    assert np.array_equal(estimators.load(path, network=of.network).predict(NUMBERS), of.predict(NUMBERS))
 
 
 def test_a_file_chooses_no_code(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def _parsed(argv: list[str]) -> dict[str, Any]:
     context = "how many values a forecast looks back; twice the larger of season and horizon"
     parser.add_argument("--context", type=int | None, default=None, help=context)
     parser.add_argument("--fill", action="store_true", help="fill gaps with the value before them")
-    parser.add_argument("--network", type=str, default="mlp", help="network of the library, such as mlp or linear")
+    parser.add_argument("--network", type=str, default="mlp", help="network, such as mlp, linear or an import path")
     parser.add_argument("--likelihood", type=str, default="heteroscedastic", help="such as student_t")
     method_name = named_method(argv)
     default = plain_method(method_name, SWAG(members=5))

@@ -32,8 +32,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     Args:
         network: "auto", a multilayer perceptron on `torchbayes.networks.ColumnEncoding`; on standardised columns
-            "mlp" or another network of the library, an `nn.Module` from (B, D) to (B, K) for K classes, or a
-            function (D, K) -> module. D counts the columns after preparation.
+            "mlp" or another network of the library; an `nn.Module` from (B, D) to (B, K) for K classes; a function
+            (D, K) -> module; or the import path of a function ((D,), K) -> module. D counts the columns after
+            preparation.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", "categorical"; "bernoulli" for two classes and a single output; or a likelihood.
         prior: of the weights. If None: for the network of "auto" a variance of the weights of each input that is

@@ -16,14 +16,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
 from torch import nn
 
-from torchbayes.catalogue.models import build_likelihood, data_for, likelihood_outputs
+from torchbayes.catalogue.models import build_likelihood, build_network, data_for, likelihood_outputs
 from torchbayes.catalogue.tables import HIDDEN
 from torchbayes.checks import check_flags, check_function
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
 from torchbayes.decisions.abstain import check_held_out
 from torchbayes.model import Model, likelihoods
-from torchbayes.networks import build, mlp
+from torchbayes.networks import mlp
 from torchbayes.predictive.average import Predictive
 from torchbayes.selection.fit import fit
 from torchbayes.sklearn.automatic import is_automatic, method_of, prior_of
@@ -291,11 +291,9 @@ def network_of(network: Network, inputs: int, outputs: int) -> Any:
     if isinstance(network, nn.Module):
         return network
     if isinstance(network, str):
-        return (
-            partial(mlp, inputs, outputs, hidden=HIDDEN)
-            if network == "auto"
-            else partial(build, network, (inputs,), outputs)
-        )
+        if network == "auto":
+            return partial(mlp, inputs, outputs, hidden=HIDDEN)
+        return partial(build_network, network, (inputs,), outputs, settings={})
     check_function("a name, a module, or a function of the numbers of inputs and outputs", network=network)
     return partial(network, inputs, outputs)
 

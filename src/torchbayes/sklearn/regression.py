@@ -33,9 +33,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     Args:
         network: "auto", a multilayer perceptron on `torchbayes.networks.ColumnEncoding`; on standardised columns
-            "mlp" or another network of the library, an `nn.Module` from (B, D) to (B, K), or a function
-            (D, K) -> module. D counts the columns after preparation; K is for each target 2 for the mean and the noise
-            of normal targets, and 1 where the noise is the same everywhere.
+            "mlp" or another network of the library; an `nn.Module` from (B, D) to (B, K); a function (D, K) -> module;
+            or the import path of a function ((D,), K) -> module. D counts the columns after preparation; K is for each
+            target 2 for the mean and the noise of normal targets, and 1 where the noise is the same everywhere.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", which is "heteroscedastic": normal noise that depends on the inputs; another name, such as
             "gaussian", "student_t" or "poisson"; or a likelihood, of targets that are standardised, so that a scale
