@@ -320,6 +320,8 @@ def test_wrong_arguments_are_named():
         quick().fit(["a", "b"])
     with pytest.raises(ValueError, match="`context` must be at least the season, 12; got 6"):
         quick(season=12).fit(GOOD)
+    with pytest.raises(ValueError, match="`verbose`"):
+        quick(verbose="yes")
     with pytest.raises(ValueError, match="`levels`"):
         fitted.forecast(levels=(0.5, 1.0))
     with pytest.raises(ValueError, match="must have 1 channels"):

@@ -141,6 +141,7 @@ def _forecasters(chosen: Mapping[str, Any], horizon: int, season: int) -> dict[s
         method=chosen["method"],
         likelihood=chosen["likelihood"],
         seed=chosen["seed"],
+        verbose=True,
     )
     levels = tuple({*LEVELS, *_ends(chosen["coverage"])})
     others = {

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from torchbayes.calls import explained
-from torchbayes.checks import as_seed, check_counts, optional
+from torchbayes.checks import as_seed, check_counts, check_flags, optional
 from torchbayes.display import shown_by
 from torchbayes.forecasting.forecast import Fitted
 from torchbayes.forecasting.rows import Rows
@@ -46,6 +46,7 @@ class BayesianForecaster:
             such as "student_t", or a likelihood, of targets that are standardised.
         prior: of the weights; that of `Model` if None.
         seed: seed of the fit.
+        verbose: whether a fit of more than some seconds says how far it is.
     """
 
     horizon: int
@@ -56,11 +57,13 @@ class BayesianForecaster:
     likelihood: Any = "heteroscedastic"
     prior: Any = None
     seed: int = 0
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         check_counts(horizon=self.horizon)
         optional(check_counts, season=self.season, context=self.context)
         as_seed(self.seed)
+        check_flags(verbose=self.verbose)
 
     def fit(self, series: Any) -> FittedBayesian:
         """Infer the posterior from all windows of a series.
@@ -80,7 +83,12 @@ class BayesianForecaster:
         rows = Rows.of(data, horizon=self.horizon, season=self.season, context=self.context)
         origins_N = rows.origins(data)
         regressor = BayesianRegressor(
-            self.network, method=self.method, likelihood=self.likelihood, prior=self.prior, random_state=self.seed
+            self.network,
+            method=self.method,
+            likelihood=self.likelihood,
+            prior=self.prior,
+            random_state=self.seed,
+            verbose=self.verbose,
         )
         targets_NH = rows.targets(data, origins_N)
         regressor.fit(rows.inputs(data, origins_N), targets_NH if self.horizon > 1 else targets_NH[:, 0])
