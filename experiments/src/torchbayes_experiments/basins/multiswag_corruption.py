@@ -43,7 +43,7 @@ class CorruptionRecipe:
     corrupted_rows: int = 1000  # number of test images that are corrupted, the first of the test set
     corruptions: tuple[str, ...] = tuple(tb.data.CORRUPTIONS)
     # how the members are run; fixed, because a plan chosen by measurement may round differently in each run
-    plan: str = "loop"
+    plan: str = "native"
 
     def ensemble(self) -> tb.MAP:
         return tb.MAP(self.members, self.epochs, self.batch_size, self.optimizer, tb.PiecewiseLinear(), self.plan)
@@ -185,6 +185,7 @@ EXPERIMENT = Experiment(
             per_epoch=1,
             draws=20,
             corrupted_rows=10_000,
+            plan="loop",
         ),
     },
     cost={
