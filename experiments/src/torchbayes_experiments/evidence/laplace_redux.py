@@ -381,7 +381,7 @@ EXPERIMENT = Experiment(
         "paper": LaplaceReduxRecipe(epochs=100, test_rows=None, foreign_rows=None, plan="loop"),
     },
     cost={
-        "small": "about ten minutes of one core",
+        "small": "a quarter of an hour of one core for a seed",
         "paper": "5 networks of 100 epochs on 60,000 images, and 40,000 predictions over all layers: about an hour on "
         "one GPU (an estimate)",
     },
