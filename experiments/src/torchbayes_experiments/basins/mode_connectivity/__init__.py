@@ -33,7 +33,7 @@ EXPERIMENT = Experiment(
     "published numbers as their measure, and were set before any whole run.",
     recipes={"small": run.SMALL, "paper": run.PAPER},
     cost={
-        "small": "nine minutes of one core",
+        "small": "a quarter of an hour of one core for a seed",
         "paper": "12 trainings, four of them of PreResNet-20 for 200 epochs on 50,000 images: hours on one GPU (an "
         "estimate; it has not been run)",
     },
