@@ -189,7 +189,7 @@ EXPERIMENT = Experiment(
         ),
     },
     cost={
-        "small": "about a quarter of an hour on 2 cores",
+        "small": "twenty minutes of one core for a seed",
         "paper": "2 × 10 networks of 300 epochs and 200 draws with batch-norm recalibration: about a day on one GPU "
         "(an estimate)",
     },
