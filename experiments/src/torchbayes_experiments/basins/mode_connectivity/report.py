@@ -148,7 +148,7 @@ def _averages_table(label: str, results: Results) -> Table:
         rows,
         "Averages of networks that are evenly spaced on a curve, both ends among them; one end is the mean of the two, "
         "the best one that of all networks alone, chosen on the test images. Mean over seeds ± standard error.",
-        formats=dict.fromkeys(columns, ".4f"),
+        formats=dict.fromkeys(columns, ".3f"),
     )
 
 
