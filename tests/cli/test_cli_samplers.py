@@ -397,6 +397,14 @@ def test_only_chains_are_diagnosed(capsys):
         ("fit --directory a --method HMC --method.batch_size 3", "is HMC, which has no setting 'batch_size'"),
         ("fit --directory a --method SGLD --method.schedule Steadi", "cannot be 'Steadi'"),
         (
+            "fit --directory a --method MILE --method.sampler mine:Sampler",
+            "`--method.sampler` must be an import path with dots, such as package.Class; got 'mine:Sampler'.",
+        ),
+        (
+            "fit --directory a --method MILE --method.sampler nowhere.Sampler",
+            "class_path 'nowhere.Sampler': No module named 'nowhere'",
+        ),
+        (
             "fit --directory a --method MAP --steps 100",
             "`--steps` is for samplers; the length of MAP is `--method.epochs`",
         ),
@@ -408,6 +416,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, said):
     assert len(lines) == 1
     assert lines[0].startswith("torchbayes: ")
     assert said in lines[0]
+    assert "Import path" not in lines[0]  # what other classes of a union say
     assert not list(Path().iterdir())  # nothing was written
 
 

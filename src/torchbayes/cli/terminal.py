@@ -123,7 +123,10 @@ def _of_option(name: str, text: str) -> str:
     union = re.search(r"Subtypes: \[(.*)\]$", text, re.MULTILINE)
     shown_value = _GIVEN.search(text)
     if union is None or shown_value is None:
-        return f"`--{name}`: {text.partition(':')[2]}"
+        if wrong := re.search(r"Expected a dot import path string: (.*)", text):
+            return f"`--{name}` must be an import path with dots, such as package.Class; got {_shown(wrong[1])}."
+        first, _, _ = text.partition(":")[2].partition("\n    - ")  # of a union, what the first class says of the value
+        return f"`--{name}`: {first}"
     value = shown_value[1]
     if nested := _NESTED.search(value):
         name, value = f"{name}.{nested[1]}", nested[2].strip("'")
