@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -113,8 +114,8 @@ def test_files_without_questions(tmp_path: Path):
 
 def test_the_prompt_is_that_of_its_docstring():
     question = Question("Which of these is a mammal?", ("Salmon", "Whale"), 1)
-    lines = (multiple_choice.__doc__ or "").split("\n\n    Args:")[0].split("\n")[2:]
-    assert multiple_choice(question) == "\n".join(line.removeprefix("        ") for line in lines).strip("\n")
+    lines = (inspect.getdoc(multiple_choice) or "").split("\n\nArgs:")[0].split("\n")[2:]
+    assert multiple_choice(question) == "\n".join(line.removeprefix("    ") for line in lines).strip("\n")
 
 
 def test_a_question_of_ones_own_is_checked_too():

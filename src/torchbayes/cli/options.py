@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -198,8 +199,10 @@ def with_hints(kind: type) -> type:
     It looks them up in the module of the class alone, which need not import those of inherited fields.
     """
     if is_dataclass(kind):
-        with suppress(NameError):  # an annotation names what only a type checker imports
-            kind.__init__.__annotations__.update(get_type_hints(kind))
+        # An annotation may name what only a type checker imports. The constructor is a wrapper, whose signature Python
+        # takes from what it wraps.
+        with suppress(NameError):
+            inspect.unwrap(kind.__init__).__annotations__.update(get_type_hints(kind))
     return kind
 
 

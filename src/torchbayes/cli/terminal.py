@@ -185,7 +185,7 @@ def _is_memory(error: BaseException) -> bool:
 
 
 def _is_zero_byte(error: BaseException) -> bool:
-    return isinstance(error, ValueError) and str(error).startswith("embedded null")
+    return isinstance(error, ValueError) and "embedded null" in str(error)
 
 
 def _is_ours(frame: TracebackType) -> bool:

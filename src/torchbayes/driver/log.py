@@ -174,7 +174,10 @@ def _line(record: Mapping[str, Any], run: str) -> bytes:
 
 def _read(path: Path, run: str | None) -> _Found:
     """Return the lines of one run in a log: the first line's run if no name is given; nothing without a log."""
-    lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:  # `is_file` would not tell a log that may not be read from none
+        lines = [b""]
     records: dict[int, dict[str, Any]] = {}
     bad = 0
     for number, line in enumerate(lines, 1):
