@@ -221,6 +221,12 @@ def speed(whole: nn.Module, small: nn.Module, rows: Tensor, *, repeats: int) -> 
 
 COLUMNS = {"average": "error, average", "error": "pruned", "rounded_error": "rounded", "rate": "weights"}
 COLUMNS |= {"bits": "bits", "bytes": "bytes on disk", "faster": "faster"}
+DIGITS = dict.fromkeys(COLUMNS.values(), ".2f") | {
+    "weights": ".1f",
+    "bits": ".0f",
+    "bytes on disk": ",.0f",
+    "faster": ".1f",
+}
 
 
 def summarise(results: Results) -> Findings:
@@ -260,6 +266,7 @@ def _tables(results: Results, network: str) -> Iterator[Table]:
         "method",
         "measure",
         keep=COLUMNS,
+        digits=DIGITS,
         beside={"layers": layers.get, "published": lambda method: marks.get(method, "–")},
         caption=f"{network}: test errors in percent of the model average, of the pruned network and of that with "
         "rounded weights; how many times fewer weights and bits; the file; how many times faster a forward pass is; "
@@ -271,8 +278,11 @@ def _tables(results: Results, network: str) -> Iterator[Table]:
         for points in zip(*(result[network][method]["curve"] for result in results), strict=False)
     ]
     weights = f"{results[0][network][GROUPS[0]]['compressed']['before'] // 4:,} weights"
-    caption = f"{network}, {weights}: test error in percent by the weights that are kept."
-    yield Table(["method", "weights kept", "error"], body, caption)
+    caption = (
+        f"{network}, {weights}: test error in percent by the weights that are kept. The last row of the two group "
+        f"priors and of variational dropout is the threshold that the method chooses."
+    )
+    yield Table(["method", "weights kept", "error"], body, caption, formats={"weights kept": ",.0f", "error": ".2f"})
 
 
 def _against(fits: Mapping[str, Any], method: str) -> float:
@@ -351,8 +361,8 @@ EXPERIMENT = Experiment(
     "numbers, and takes the variance. Runs are short: 20 epochs of LeNet-300-100, 10 of LeNet-5.",
     recipes={"quick": QUICK, "small": SMALL, "paper": PAPER},
     cost={
-        "quick": "LeNet-300-100: ten minutes of one core",
-        "small": "with LeNet-5: three quarters of an hour of one core",
+        "quick": "LeNet-300-100: ten to fifteen minutes of one core for a seed",
+        "small": "with LeNet-5: three quarters of an hour of one core for a seed",
         "paper": "200 epochs of both: an hour of one GPU (an estimate); it has not been run",
     },
     run=run,
