@@ -18,6 +18,7 @@ from torchbayes.model.network import taking, tensor_of
 Average = Literal["sequences", "tokens"]
 """What the networks are averaged over: whole answers, or each token by itself."""
 
+_CACHE_NAMES = ("cache", "past_key_values")  # of Transformers from 5.24 on, and before
 _AT_ONCE = 2**25  # logits of all draws that are held at once
 
 
@@ -132,6 +133,7 @@ class Draw:
     def __init__(self, network: nn.Module) -> None:
         self._network, self._cache, self._read = network.eval(), None, 0
         self._takes = inspect.signature(base_of(network).forward).parameters
+        self._cache_name = next((name for name in _CACHE_NAMES if name in self._takes), None)
 
     def __call__(self, tokens: Tensor, real: Tensor, keep: int = 1) -> Tensor:
         """Return the logits (B, K, V) behind the last K = `keep` tokens of rows; these continue those of the last call.
@@ -142,14 +144,15 @@ class Draw:
         given = {
             "attention_mask": real,
             "position_ids": (real.cumsum(-1) - 1).clamp_min(0)[:, first:],
-            "use_cache": True,
-            "past_key_values": self._cache,
             "logits_to_keep": keep,
         }
+        if self._cache_name is not None:
+            given |= {"use_cache": True, self._cache_name: self._cache}
         given = {"input_ids": tokens[:, first:], **{name: given[name] for name in given if name in self._takes}}
         with taking(given):
             made = self._network(**given)
-        self._cache, self._read = getattr(made, "past_key_values", None), tokens.shape[1]
+        self._cache = None if self._cache_name is None else getattr(made, self._cache_name, None)
+        self._read = tokens.shape[1]
         return tensor_of(made)[:, -keep:]
 
 
