@@ -147,6 +147,20 @@ def test_one_draw_is_what_transformers_generates():
     assert_close(made.mutual_information, torch.zeros_like(made.entropy), atol=1e-12)
 
 
+@torch.no_grad()
+def test_a_recurrent_network_reads_on_as_from_the_start():
+    """Its state wants another mask than a cache of keys and values does."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, state_size=4)
+    network = transformers.MambaForCausalLM(config).double()
+    tokens, real = prompts([7, 5])["input_ids"], prompts([7, 5])["attention_mask"]
+    draw = decoding.Draw(network)
+    for read in (4, 5, 6, 7):
+        whole = decoding.Draw(network)(tokens[:, :read], real[:, :read])
+        assert_close(draw(tokens[:, :read], real[:, :read]), whole, rtol=1e-5)  # its norms compute in single precision
+
+
 def test_answers_end_and_the_rest_is_padding():
     network = endless(adapted("gpt2").double())
     posterior, rows = posterior_of(network), prompts([5, 2, 3])

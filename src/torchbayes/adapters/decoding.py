@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,7 +18,6 @@ from torchbayes.model.network import taking, tensor_of
 Average = Literal["sequences", "tokens"]
 """What the networks are averaged over: whole answers, or each token by itself."""
 
-_CACHE_NAMES = ("cache", "past_key_values")  # of Transformers from 5.24 on, and before
 _AT_ONCE = 2**25  # logits of all draws that are held at once
 
 
@@ -133,7 +132,7 @@ class Draw:
     def __init__(self, network: nn.Module) -> None:
         self._network, self._cache, self._read = network.eval(), None, 0
         self._takes = inspect.signature(base_of(network).forward).parameters
-        self._cache_name = next((name for name in _CACHE_NAMES if name in self._takes), None)
+        self._cache_name = _cache_name(self._takes)
 
     def __call__(self, tokens: Tensor, real: Tensor, keep: int = 1) -> Tensor:
         """Return the logits (B, K, V) behind the last K = `keep` tokens of rows; these continue those of the last call.
@@ -154,6 +153,17 @@ class Draw:
         self._cache = None if self._cache_name is None else getattr(made, self._cache_name, None)
         self._read = tokens.shape[1]
         return tensor_of(made)[:, -keep:]
+
+
+def _cache_name(takes: Container[str]) -> str | None:
+    """Return the argument for the keys and values of tokens that were read; None if there is none, and all are read.
+
+    Transformers calls it `cache` from version 5.24 on, the state of a recurrent network too. Such a network, which
+    knows no positions, takes another mask with its state.
+    """
+    if "cache" in takes:
+        return "cache" if "position_ids" in takes else None
+    return "past_key_values" if "past_key_values" in takes else None
 
 
 def _step(
