@@ -164,7 +164,7 @@ EXPERIMENT = Experiment(
     "chosen on held-out training rows of the first splits, some of which are test rows of other splits.",
     recipes={"small": UCITableRecipe(), "paper": UCITableRecipe(sets=tuple(PUBLISHED))},
     cost={
-        "small": "four sets, 20 splits: a few minutes on 2 cores",
+        "small": "four sets, 20 splits: six to eight minutes of one core for a seed",
         "paper": "all nine sets: hours on 2 cores, most of them on protein, naval and power; no gain from a GPU",
     },
     run=partial(over_splits, split_scores),
