@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.adapters.tiny import ANSWERS, TARGETS, WORDS, adapted, base, prompts
@@ -145,6 +146,40 @@ def test_one_draw_is_what_transformers_generates():
     expected = draw.generate(**rows, max_new_tokens=8, do_sample=False, pad_token_id=0)[:, rows["input_ids"].shape[1] :]
     assert torch.equal(made.tokens[made.attention_mask.bool()], expected[made.attention_mask.bool()])
     assert_close(made.mutual_information, torch.zeros_like(made.entropy), atol=1e-12)
+
+
+class Summing(nn.Module):
+    """Logits that are a running sum of embeddings, as a network with a cache under the name of Transformers 5.24."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lengths = nn.Embedding(WORDS, WORDS).double(), list[int]()
+
+    def read(self, input_ids: Tensor, total: Tensor | None) -> Tensor:
+        self.lengths.append(input_ids.shape[1])
+        return self.embedding(input_ids).cumsum(1) + (0 if total is None else total)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, cache: Tensor | None = None) -> SimpleNamespace:
+        logits = self.read(input_ids, cache)
+        return SimpleNamespace(logits=logits, cache=logits[:, -1:])
+
+
+class OldSumming(Summing):
+    """The same under the name of before."""
+
+    def forward(self, input_ids: Tensor, past_key_values: Tensor | None = None) -> SimpleNamespace:  # type: ignore[override]
+        logits = self.read(input_ids, past_key_values)
+        return SimpleNamespace(logits=logits, past_key_values=logits[:, -1:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Summing, OldSumming])
+def test_a_cache_is_used_under_either_of_its_names(kind: type[Summing]):
+    network, tokens = kind(), prompts([7, 7])["input_ids"]
+    draw, real = decoding.Draw(network), torch.ones_like(tokens)
+    for read in (4, 5, 6, 7):
+        assert_close(draw(tokens[:, :read], real[:, :read])[:, -1], network.embedding(tokens[:, :read]).sum(1))
+    assert network.lengths == [4, 1, 1, 1]
 
 
 @torch.no_grad()
