@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Mapping
@@ -174,10 +175,10 @@ def _line(record: Mapping[str, Any], run: str) -> bytes:
 
 def _read(path: Path, run: str | None) -> _Found:
     """Return the lines of one run in a log: the first line's run if no name is given; nothing without a log."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:  # `is_file` would not tell a log that may not be read from none
-        lines = [b""]
+    lines = [b""]
+    with suppress(FileNotFoundError, NotADirectoryError):  # `is_file` may not tell a log that may not be read from none
+        if stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
+            lines = path.read_bytes().split(b"\n")
     records: dict[int, dict[str, Any]] = {}
     bad = 0
     for number, line in enumerate(lines, 1):

@@ -59,7 +59,10 @@ class _Now(threading.local):
 
 
 _NOW = _Now()
-_plain_generator: Any = checkpoint._checkpoint_without_reentrant_generator
+# From PyTorch 2.15 on, checkpoints go through another function, which takes their arguments as a tuple and a dict.
+_BY_NAME = hasattr(checkpoint, "_checkpoint_without_reentrant_generator_impl")
+_GENERATOR = f"_checkpoint_without_reentrant_generator{'_impl' if _BY_NAME else ''}"
+_plain_generator: Any = getattr(checkpoint, _GENERATOR)
 _plain_apply: Any = checkpoint.CheckpointFunction.apply
 
 
@@ -104,15 +107,18 @@ def _keeps(call: Call) -> bool:
     return changed or peek_interpreter_stack() is not None or not call.repeatable()
 
 
-def _bound_generator(fn: Any, preserve_rng_state: bool = True, *rest: Any, **kwargs: Any) -> Any:
-    """Return the generator of PyTorch around a checkpoint, for a function that is bound to the call of a network."""
+def _bound(fn: Any, preserve_rng_state: bool) -> tuple[Any, bool] | None:
+    """Return a function bound to the call of a network, and whether PyTorch restores its random state around it.
+
+    None if it is run once and its activations are kept.
+    """
     call = _NOW.call
     if call is not None:
         call.note()
     if _NOW.kept or (call is not None and torch.is_grad_enabled() and _keeps(call)):
-        return _kept()
+        return None
     if call is None or not torch.is_grad_enabled():
-        return _plain_generator(fn, preserve_rng_state, *rest, **kwargs)
+        return fn, preserve_rng_state
     holding, drawing = call.again(), draws_alike()
 
     def again(*args: Any, **named: Any) -> Any:
@@ -120,8 +126,19 @@ def _bound_generator(fn: Any, preserve_rng_state: bool = True, *rest: Any, **kwa
             return fn(*args, **named)
 
     # Outside of a block, PyTorch restores the state of its own generators, which all threads share.
-    restored = preserve_rng_state and drawing is None and call.draws()
-    return _plain_generator(again, restored, *rest, **kwargs)
+    return again, preserve_rng_state and drawing is None and call.draws()
+
+
+def _generator(fn: Any, preserve_rng_state: bool = True, *rest: Any, **kwargs: Any) -> Any:
+    """Return the generator of PyTorch around a checkpoint."""
+    bound = _bound(fn, preserve_rng_state)
+    return _kept() if bound is None else _plain_generator(*bound, *rest, **kwargs)
+
+
+def _generator_by_name(fn: Any, *arguments: Any, preserve_rng_state: bool = True, **named: Any) -> Any:
+    """Return that of PyTorch from 2.15 on."""
+    bound = _bound(fn, preserve_rng_state)
+    return _kept() if bound is None else _plain_generator(bound[0], *arguments, preserve_rng_state=bound[1], **named)
 
 
 def _kept() -> Iterator[None]:
@@ -138,5 +155,5 @@ def _bound_apply(_: Any, run_function: Any, preserve: bool, *args: Any) -> Any:
 
 # `checkpoint` is imported by name everywhere, so only what it looks up itself can be replaced. Outside of the calls of
 # a network both do what they did.
-checkpoint._checkpoint_without_reentrant_generator = _bound_generator  # type: ignore[assignment]
+setattr(checkpoint, _GENERATOR, _generator_by_name if _BY_NAME else _generator)
 checkpoint.CheckpointFunction.apply = classmethod(_bound_apply)  # type: ignore[assignment]
