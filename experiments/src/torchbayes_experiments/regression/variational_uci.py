@@ -289,7 +289,7 @@ EXPERIMENT = Experiment(
     "draw of the weights. VBLL was published with other splits too, so it is compared with a single network here.",
     recipes={"small": SMALL, "paper": PAPER},
     cost={
-        "small": "four sets, 20 splits: 27 minutes of one core",
+        "small": "four sets, 20 splits: 27 to 56 minutes of one core for a seed",
         "paper": "all nine sets: three hours of one core (an estimate); no gain from a GPU",
     },
     run=partial(over_splits, split_scores),
