@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -380,9 +380,9 @@ def test_a_gradient_that_is_not_finite_is_not_taken():
 # --- data parallelism
 
 
-def half_of_a_run(rank: int, name: str, port: int, results: Any) -> None:
+def half_of_a_run(rank: int, name: str, meeting: Path, results: Any) -> None:
     """One of two processes, each with half of the rows of a step; their networks begin apart."""
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=2)
     try:
         net = network()
         nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(net.parameters()) + rank, net.parameters())
@@ -402,12 +402,9 @@ def half_of_a_run(rank: int, name: str, port: int, results: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SGHMC", "IVON"])
-def test_processes_that_share_the_rows_have_the_same_weights(name: str):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    results = forked().Queue()
-    processes = [forked().Process(target=half_of_a_run, args=(rank, name, port, results)) for rank in range(2)]
+def test_processes_that_share_the_rows_have_the_same_weights(name: str, tmp_path: Path):
+    results, meeting = forked().Queue(), tmp_path / "meeting"  # a file, as a port that is free may be taken meanwhile
+    processes = [forked().Process(target=half_of_a_run, args=(rank, name, meeting, results)) for rank in range(2)]
     for process in processes:
         process.start()
     actual = dict(results.get(timeout=120) for _ in processes)
