@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tests.processes import LOADED
 
@@ -37,15 +37,15 @@ def launch(work: Callable[..., None], count: int, folder: Path, *arguments: Any)
     Returns:
         How each process ended.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    # As with torchrun, the store belongs to none of the processes. A port that is merely free may be taken meanwhile.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
     context = get_context("forkserver")  # whose server has imported what takes seconds, once for all
     context.set_forkserver_preload(LOADED)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"error_{rank}.txt" for rank in range(count)]
     workers = [
-        context.Process(target=_enter, args=(work, rank, count, port, paths[rank], arguments)) for rank in range(count)
+        context.Process(target=_enter, args=(work, rank, count, store.port, paths[rank], arguments))
+        for rank in range(count)
     ]
     for worker in workers:
         worker.start()
@@ -67,7 +67,7 @@ def _enter(
     work: Callable[..., None], rank: int, count: int, port: int, error: Path, arguments: tuple[Any, ...]
 ) -> None:
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in names.items()})
+    os.environ.update({name: str(value) for name, value in names.items()}, TORCHELASTIC_USE_AGENT_STORE="True")
     torch.set_num_threads(1)
     try:
         work(*arguments)

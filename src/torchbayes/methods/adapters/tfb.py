@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
+from torchbayes.density.plans import BackendName
 from torchbayes.health.ending import Ended, Ending
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.adapters.factors import factors_of, rotated
@@ -86,6 +87,7 @@ class TFB(Kept, Defaults):
         draws: S, of each pass.
         batch_size: rows per step where the data are not batched already.
         members: M, adapters to train where no start is given; with a start, `fit` sets it to their number.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
     tolerance: float = 0.003
@@ -94,8 +96,7 @@ class TFB(Kept, Defaults):
     draws: int = 10
     batch_size: int = 128
     members: int = field(default=1, kw_only=True)
-
-    plan = "auto"
+    plan: BackendName | str = field(default="auto", kw_only=True)
 
     @property
     def needs(self) -> Needs:
