@@ -120,7 +120,10 @@ def variance(rows: NumberRows, aims: NumberRows) -> Tensor:
 def squared_covariances(rows: NumberRows, aims: NumberRows) -> Tensor:
     """Return unbiased squares of the covariances of rows with aims, (B, T, K)."""
     if (n := rows.draws - 1) < 2:
-        raise ValueError(f"squared covariances need at least 3 draws; got {rows.draws}. Raise `draws`, or fit members.")
+        raise ValueError(
+            f"`score` 'epig' and 'variance' need at least 3 draws for squared covariances; got {rows.draws}. Raise "
+            f"`draws`, or fit more members."
+        )
     ours_SBK, theirs_STK = rows.apart_SBK, aims.apart_SBK
     covariance_BTK = torch.einsum("sbk,stk->btk", ours_SBK, theirs_STK)
     product_BTK = ours_SBK.square().sum(0).unsqueeze(1) * theirs_STK.square().sum(0)
