@@ -168,6 +168,17 @@ def test_the_run_has_all_rows_and_the_chosen_epochs(method: Any, tmp_path: Path)
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
+# epochs of one step each, the fewest that leave two snapshots: 6 - round(4.5), 4 - round(2.0), 16 - round(14.4)
+@pytest.mark.parametrize(("settings", "epochs"), [({}, 6), ({"averaging_lr": 0.01}, 4), ({"burn_in": 0.9}, 16)])
+def test_a_run_of_few_rows_is_long_enough_for_its_snapshots(
+    settings: dict[str, float], epochs: int, tmp_path: Path
+) -> None:
+    fit(table(60), tb.SWAG(**settings), validation=UNLIKE, directory=tmp_path)
+    assert chosen(tmp_path)["settings"]["epochs"] == epochs
+
+
+@ignored
 def test_every_row_is_held_out_once_where_rows_are_few(tmp_path: Path) -> None:
     fit(table(100), tb.MAP(epochs=2), validation=0.2, directory=tmp_path)
     assert chosen(tmp_path)["held_out"] == [20] * 5

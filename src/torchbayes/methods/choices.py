@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,17 @@ class Epochs:
 
     descent: Any  # settings of the timed training, with `optimizer`, `plan` and `epochs`, the most there can be
     settings: tuple[str, ...] = ("epochs",)  # names of the settings that the number of epochs becomes
-    least: int = 1  # least number of epochs
+    least: int | Callable[[int], int] = 1  # least number of epochs, or that number from the steps of an epoch
     then: Sequence[Mapping[str, Any]] = ()  # other settings, of which one choice is made once the epochs are known
     known: Mapping[str, Any] = field(default_factory=dict)  # settings that are fixed once rows have chosen
     # whether the descent finds the networks that a method begins at, so that the choice is also theirs
     mode: bool = False
     # whether held-out rows say how large a learned noise ends, so that they judge all else as if it were right
     noise: bool = False
+
+    def fewest(self, steps_per_epoch: int) -> int:
+        """Return the least number of epochs."""
+        return self.least(steps_per_epoch) if callable(self.least) else self.least
 
     @property
     def open(self) -> bool:

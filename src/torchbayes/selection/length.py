@@ -46,7 +46,7 @@ from torchbayes.methods.schedules import USUAL_EPOCHS, Constant, epochs_of
 from torchbayes.posteriors.point import Point
 from torchbayes.selection.trials import Chosen, Fold, Search, having, nll_of_draws, nll_under
 
-FACTOR, _SHORTEST = 2, 4  # fewest epochs: SWAG needs two snapshots in the second half of them
+FACTOR, _SHORTEST = 2, 4
 _ROWS = 10  # for each weight; so few weights interpolate nothing, and a shorter run would only miss the mode
 # nats; an earlier epoch that is as good to within this is preferred, the second where the noise is judged apart
 _EQUAL, _EQUAL_APART = 0.02, 0.005
@@ -65,7 +65,7 @@ def choose_epochs(choice: Epochs, search: Search) -> Chosen:
     if outcome is None:
         return Chosen({}, {})
     epochs, record, learned = outcome
-    epochs = max(choice.least, epochs)
+    epochs = max(choice.fewest(search.folds[0].rows.steps_per_epoch), epochs)
     lengths = dict.fromkeys(choice.settings, epochs)
     settings, mode = {**lengths, **choice.known}, {"epochs": epochs} if choice.mode else {}
     outcome = Chosen(settings, record, learned=learned, mode=mode)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.moments import Moments
@@ -14,7 +14,7 @@ from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
-from torchbayes.methods.schedules import PiecewiseLinear, Progress
+from torchbayes.methods.schedules import USUAL_EPOCHS, PiecewiseLinear, Progress
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
@@ -72,7 +72,7 @@ class Averages(ABC, Generic[_Result]):
             {"averaging_lr": share * self.optimizer.lr, **({"burn_in": burn_in} if self.burn_in is None else {})}
             for share, burn_in in kinds
         ]
-        return (Epochs(self, then=ways, noise=True),)
+        return (Epochs(self, least=self._fewest_epochs, then=ways, noise=True),)
 
     def rate(self, now: Progress | Trajectory) -> float:
         """Return the learning rate of the next step, on the schedule of the SWAG paper."""
@@ -87,6 +87,16 @@ class Averages(ABC, Generic[_Result]):
     def planned(self, now: Trajectory) -> int:
         """Return how many snapshots the whole run will take."""
         return planned_snapshots(now, self.before, self.per_epoch)
+
+    def _fewest_epochs(self, steps_per_epoch: int) -> int:
+        """Return the fewest epochs in which each way takes the snapshots that a posterior needs; 1 if none are enough.
+
+        An epoch of few rows has one step, and so one snapshot at most.
+        """
+        latest = max(self.before, _NARROW[1]) if self.averaging_lr is None and self.burn_in is None else self.before
+        runs = (Length(steps_per_epoch, epochs * steps_per_epoch) for epochs in range(1, USUAL_EPOCHS + 1))
+        enough = (run for run in runs if planned_snapshots(run, latest, self.per_epoch) >= self.least)
+        return next((run.total_steps // steps_per_epoch for run in enough), 1)
 
     @abstractmethod
     def averaged(self, model: Model, moments: Sequence[Moments], buffers: Buffers) -> _Result:
@@ -124,16 +134,23 @@ class Averages(ABC, Generic[_Result]):
         return Collector(model, self, rank=self.deviations, least=self.least, resume=resume)
 
 
-def averaging_start(trajectory: Trajectory, burn_in: float) -> int:
+class Length(NamedTuple):
+    """How long a run is."""
+
+    steps_per_epoch: int
+    total_steps: int
+
+
+def averaging_start(run: Trajectory | Length, burn_in: float) -> int:
     """Return the steps before the averaging phase: round(burn_in · epochs) epochs, at most all but one."""
-    epochs = trajectory.total_steps // trajectory.steps_per_epoch
-    return min(round(burn_in * epochs), epochs - 1) * trajectory.steps_per_epoch
+    epochs = run.total_steps // run.steps_per_epoch
+    return min(round(burn_in * epochs), epochs - 1) * run.steps_per_epoch
 
 
-def planned_snapshots(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -> int:
+def planned_snapshots(run: Trajectory | Length, burn_in: float, per_epoch: int | None) -> int:
     """Return how many snapshots the whole run will take, at most one per step."""
-    steps = trajectory.total_steps - averaging_start(trajectory, burn_in)
-    snapshots = USUAL_SNAPSHOTS if per_epoch is None else steps // trajectory.steps_per_epoch * per_epoch
+    steps = run.total_steps - averaging_start(run, burn_in)
+    snapshots = USUAL_SNAPSHOTS if per_epoch is None else steps // run.steps_per_epoch * per_epoch
     return min(snapshots, steps)
 
 
