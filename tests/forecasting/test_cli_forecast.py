@@ -95,11 +95,12 @@ def test_the_forecast_alone_as_json(capsys, frame):
     assert rows[0]["quantile 0.01"] < rows[0]["quantile 0.05"]
 
 
-def test_gaps_are_refused_or_filled_with_the_value_before(capsys, frame):
-    days = frame.assign(month=pd.date_range("2020-01-01", periods=96)).drop(index=[30, 31])
+@pytest.mark.parametrize("freq", ["D", "MS"])
+def test_gaps_are_refused_or_filled_with_the_value_before(capsys, frame, freq):
+    days = frame.assign(month=pd.date_range("2020-01-01", periods=96, freq=freq)).drop(index=[30, 31])
     assert "must be evenly spaced; 1 of 93 steps" in ran(capsys, days, "--backtest", "0", code=2)
     ran(capsys, days, "--backtest", "0", "--fill", "--horizon", "3")
-    filled = days.set_index("month").sold.asfreq("D").ffill()
+    filled = days.set_index("month").sold.asfreq(freq).ffill()
     expected = BayesianForecaster(3, method=tb.MAP(epochs=2)).fit(filled).forecast()
     np.testing.assert_allclose(pd.read_csv("run/forecast.csv")["quantile 0.5"], expected.median, rtol=1e-4)
 

@@ -232,7 +232,18 @@ def test_ets_is_that_of_statsmodels():
 
 
 @pytest.mark.parametrize(
-    ("freq", "season"), [("h", 24), ("30min", 48), ("D", 7), ("7D", 52), ("MS", 12), ("ME", 12), ("QS", 4), ("YS", 1)]
+    ("freq", "season"),
+    [
+        ("h", 24),
+        ("30min", 48),
+        ("D", 7),
+        ("7D", 52),
+        ("MS", 12),
+        ("ME", 12),
+        ("QS", 4),
+        ("YS", 1),
+        (pd.DateOffset(months=2), 6),
+    ],
 )
 def test_times_give_season_and_times_ahead(freq, season):
     dates = pd.date_range("2020-01-31" if freq == "ME" else "2020-01-01", periods=120, freq=freq)
@@ -264,8 +275,8 @@ def test_another_channel_helps():
 GOOD = autoregressive(60)
 
 
-def holed() -> pd.Series:
-    series = pd.Series(GOOD, index=pd.date_range("2020-01-01", periods=60, freq="h"))
+def holed(freq: Any = "h", first: str = "2020-01-01") -> pd.Series:
+    series = pd.Series(GOOD, index=pd.date_range(first, periods=60, freq=freq))
     return series.drop(series.index[[10, 11, 30]])
 
 
@@ -281,6 +292,12 @@ def holed() -> pd.Series:
         (GOOD * 1e300, "standard deviation of `series`"),
         (np.ones(60), "all 60 values of `series` are the same"),
         (holed(), "2 of 56 steps are not the usual 0 days 01:00:00, the first after 2020-01-01 09:00:00"),
+        (holed("MS"), r"2 of 56 steps are not the usual month, the first after 2020-10-01.*asfreq\('MS'\).*--fill"),
+        (holed("QE"), r"2 of 56 steps are not the usual 3 months, the first after 2022-06-30.*asfreq\('3ME'\)"),
+        (
+            holed(pd.DateOffset(months=1), "2020-01-15"),
+            "2 of 56 steps are not the usual month, .* such as by --fill in",
+        ),
         (holed().iloc[::-1], "must increase"),
     ],
 )

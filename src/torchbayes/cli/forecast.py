@@ -117,10 +117,13 @@ def _filled(frame: Any) -> Any:
     """Return a frame whose gaps and missing values are the value before them, and say how many."""
     import pandas as pd
 
-    if isinstance(frame.index, pd.DatetimeIndex) and len(frame) > 2 and frame.index.is_monotonic_increasing:
-        usual: Any = pd.Series(frame.index[1:] - frame.index[:-1]).mode()[0]
-        if usual < pd.Timedelta("28D"):
-            frame = frame.asfreq(usual)
+    from torchbayes.forecasting.series import usual_step
+
+    dates = frame.index
+    if isinstance(dates, pd.DatetimeIndex) and len(frame) > 2 and dates.is_monotonic_increasing and dates.is_unique:
+        every = pd.date_range(dates[0], dates[-1], freq=usual_step(dates))
+        if dates.isin(every).all():  # uneven times are refused later
+            frame = frame.reindex(every)
     lacking = int(frame.isna().any(axis=1).sum())
     say(f"Filled with the value before: {lacking:,} of {len(frame):,} times.")
     return frame.ffill()

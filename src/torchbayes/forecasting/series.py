@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.tseries.frequencies import to_offset
 
 from torchbayes.checks import as_numbers, seen
 from torchbayes.display import Overview, shown
@@ -144,26 +145,57 @@ def _spacing(dates: pd.DatetimeIndex) -> tuple[Any, int]:
             f"`times` must increase; after {dates[first]} comes {dates[first + 1]}. Sort the rows by time, and keep "
             f"one of each time."
         )
-    if (steps == steps[0]).all():
-        return steps[0], _season_of(steps[0])
-    months = dates.year * 12 + dates.month
-    apart = np.diff(months)
-    ends = dates.is_month_end.all()
-    if (apart == apart[0]).all() and apart[0] > 0 and (ends or (dates.day == dates[0].day).all()):
-        count = int(apart[0])
-        offset = pd.offsets.MonthEnd(count) if ends else pd.DateOffset(months=count)
-        return offset, 12 // count if 12 % count == 0 else 1
-    usual = pd.Series(steps).mode()[0]
-    odd = steps != usual
+    usual = usual_step(dates)
+    odd = np.asarray(dates[:-1] + usual != dates[1:])
+    if not odd.any():
+        return usual, _season_of(usual)
+    code = _code(usual, dates)
+    in_pandas = f"`series.asfreq({code!r}).ffill()` of pandas, or " if code else ""
     raise ValueError(
-        f"`times` must be evenly spaced; {int(odd.sum()):,} of {len(steps):,} steps are not the usual {usual}, the "
-        f"first after {dates[int(odd.argmax())]}. Fill the gaps, such as by `series.asfreq('h').ffill()` of "
-        f"pandas, or --fill in the shell; or give the values without times, if each row is a step."
+        f"`times` must be evenly spaced; {int(odd.sum()):,} of {len(steps):,} steps are not the usual "
+        f"{_words(usual)}, the first after {dates[int(odd.argmax())]}. Fill the gaps, such as by {in_pandas}--fill in "
+        f"the shell; or give the values without times, if each row is a step."
     )
 
 
-def _season_of(step: pd.Timedelta) -> int:
-    """Return how many steps make a day, or of days a week, or of weeks a year; 1 if none of these is a whole number."""
+def usual_step(dates: pd.DatetimeIndex) -> Any:
+    """Return how far apart most of two or more dates in order are.
+
+    That is an offset of months where all dates are the same day of their months, or the last; else a Timedelta.
+    """
+    months, days = np.diff(dates.year.to_numpy() * 12 + dates.month.to_numpy()), dates.day.to_numpy()
+    ends = (days == dates.days_in_month.to_numpy()).all()
+    if (months > 0).all() and (ends or (days == days[0]).all()):
+        count = int(np.bincount(months).argmax())
+        return pd.offsets.MonthEnd(count) if ends else pd.DateOffset(months=count)
+    return pd.Series(dates[1:] - dates[:-1]).mode()[0]
+
+
+def _months(step: Any) -> int:
+    """Return how many months a step has; 0 for a Timedelta."""
+    if isinstance(step, pd.Timedelta):
+        return 0
+    return step.n if isinstance(step, pd.offsets.MonthEnd) else step.kwds["months"]
+
+
+def _words(step: Any) -> str:
+    count = _months(step)
+    return "month" if count == 1 else f"{count} months" if count else str(step)
+
+
+def _code(step: Any, dates: pd.DatetimeIndex) -> str:
+    """Return what pandas calls a step between these dates; empty if it has no name for it."""
+    if isinstance(step, pd.Timedelta):
+        return to_offset(step).freqstr
+    if isinstance(step, pd.offsets.MonthEnd):
+        return step.freqstr
+    return pd.offsets.MonthBegin(_months(step)).freqstr if dates.day.to_numpy()[0] == 1 else ""
+
+
+def _season_of(step: Any) -> int:
+    """Return how many steps make a day, of days a week, of weeks or months a year; 1 if none is a whole number."""
+    if count := _months(step):
+        return 12 // count if 12 % count == 0 else 1
     for length, most in ((_DAY, _MOST), (_WEEK, 7)):
         count = length / step
         if 1 < count <= most and count == int(count):
