@@ -20,7 +20,7 @@ from torchbayes.model.sources.sources import Source
 from torchbayes.selection.length import choose_epochs
 from torchbayes.selection.lowered import choose_scale, choose_setting
 from torchbayes.selection.strength import choose_strength
-from torchbayes.selection.trials import FEWEST, Chosen, Search, folds_of, given_rows, having
+from torchbayes.selection.trials import Chosen, Search, folds_of, given_rows, having, too_few
 
 
 def choose(
@@ -41,7 +41,7 @@ def choose(
     """
     entries = _requested(model, validation)
     choices = _open(model, method, validation)
-    if not choices or (validation is None and source.num_data < FEWEST):
+    if not choices or (validation is None and too_few(model, source.num_data)):
         return model, method, entries
     if directory is not None and (run := recorded(Path(directory))) is not None:
         record = run[1].get("chosen")  # a run without a record is another run, which is reported when it is resumed

@@ -17,14 +17,18 @@ from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.protocol import DivergedError, Method
 from torchbayes.model.batches.batch import Batch
+from torchbayes.model.likelihoods.gaussian import HeteroscedasticGaussian
 from torchbayes.model.likelihoods.protocol import scored
+from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Model
 from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.posteriors.posterior import Posterior, on_trial
 from torchbayes.predictive.predict import predict
 from torchbayes.randomness.seeds import Purpose, generator
 
-FEWEST = 20  # with fewer rows, none are held out unless asked for
+# With fewer rows, none are held out unless asked for. Where a row has noise of its own, nothing but held-out rows keeps
+# a network that fits each row from predicting noise of next to 0.
+FEWEST, _FEWEST_OF_OWN_NOISE = 20, 2
 # Held-out rows by default; rows that all folds together should have; most folds.
 _HELD_OUT, _ENOUGH, _FOLDS = 50, 500, 5
 _DRAWS = 16  # most draws of a posterior
@@ -43,6 +47,12 @@ class Fold(NamedTuple):
         return sum(batch.size for batch in self.held_out)
 
 
+def too_few(model: Model, rows: int) -> bool:
+    """Return whether there are too few rows to hold some out without being asked to."""
+    own_noise = isinstance(unweighted(model.likelihood), HeteroscedasticGaussian)
+    return rows < (_FEWEST_OF_OWN_NOISE if own_noise else FEWEST)
+
+
 def folds_of(model: Model, source: Source, validation: float | Any, *, seed: int) -> list[Fold]:
     """Return training rows with those that are held out; none if rows cannot be told apart.
 
@@ -53,7 +63,7 @@ def folds_of(model: Model, source: Source, validation: float | Any, *, seed: int
         own_rows.check(training=True)
         return [Fold(source, own_rows.some(own_rows.num_data))]
     count = source.num_data
-    size = round(count * validation) if validation else min(max(count // 10, _HELD_OUT), count // 5)
+    size = round(count * validation) if validation else min(max(count // 10, _HELD_OUT), max(count // 5, 1))
     if not 0 < size < count:
         raise ValueError(f"`validation` {validation} of {count} rows holds out {size} of them. Give another share.")
     order = torch.randperm(count, generator=generator(Purpose.HELD_OUT, seed))
