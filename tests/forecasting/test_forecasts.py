@@ -243,6 +243,7 @@ def test_ets_is_that_of_statsmodels():
         ("QS", 4),
         ("YS", 1),
         (pd.DateOffset(months=2), 6),
+        ("B", 5),
     ],
 )
 def test_times_give_season_and_times_ahead(freq, season):
@@ -251,6 +252,13 @@ def test_times_give_season_and_times_ahead(freq, season):
     fitted = SeasonalNaive(3).fit(series)
     assert fitted.rows.season == season
     assert fitted.forecast().frame().index.equals(dates[117:].rename("time"))
+
+
+def test_few_values_have_the_step_of_the_fit():
+    """Four weekdays without a weekend between them look like days."""
+    series = pd.Series(GOOD, index=pd.bdate_range("2020-01-06", periods=60))
+    frame = SeasonalNaive(3, season=1).fit(series).forecast(series.iloc[:4]).frame()
+    assert frame.index.equals(series.index[4:7])
 
 
 def ridge(series) -> float:
@@ -298,6 +306,8 @@ def holed(freq: Any = "h", first: str = "2020-01-01") -> pd.Series:
             holed(pd.DateOffset(months=1), "2020-01-15"),
             "2 of 56 steps are not the usual month, .* such as by --fill in",
         ),
+        (holed("B"), r"2 of 56 steps are not the usual business day, the first after 2020-01-14.*asfreq\('B'\)"),
+        (holed("D"), r"2 of 56 steps are not the usual day, the first after 2020-01-10.*asfreq\('D'\)"),
         (holed().iloc[::-1], "must increase"),
     ],
 )
@@ -348,7 +358,7 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="`covariates` must be known for the 60 times and the 3 to forecast"):
         SeasonalNaive(3).fit(Series.of(GOOD, GOOD)).forecast()
     days, hours = (pd.Series(GOOD, index=pd.date_range("2020-01-01", periods=60, freq=freq)) for freq in "Dh")
-    with pytest.raises(ValueError, match="as far apart as those of the fit, 1 days"):
+    with pytest.raises(ValueError, match=r"must be that of the fit \(day\); got 0 days 01:00:00"):
         SeasonalNaive(3).fit(days).forecast(hours)
     with pytest.raises(ValueError, match="one horizon"):
         backtest(GOOD, {"a": SeasonalNaive(3), "b": SeasonalNaive(4)})

@@ -23,6 +23,8 @@ _TIMES = {
     "hours of a zone": pd.date_range("2026-03-28", periods=_COUNT, freq="h", tz="Europe/Vienna"),
     "months": pd.date_range("2021-01-01", periods=_COUNT, freq="MS"),
     "ends of quarters": pd.date_range("2011-03-31", periods=_COUNT, freq="QE"),
+    "days of a zone": pd.date_range("2026-02-07", periods=_COUNT, freq="D", tz="Europe/Vienna"),
+    "business days": pd.bdate_range("2026-01-01 16:00", periods=_COUNT, normalize=False),
 }
 
 

@@ -117,7 +117,7 @@ def _filled(frame: Any) -> Any:
     """Return a frame whose gaps and missing values are the value before them, and say how many."""
     import pandas as pd
 
-    from torchbayes.forecasting.series import usual_step
+    from torchbayes.forecasting.steps import usual_step
 
     dates = frame.index
     if isinstance(dates, pd.DatetimeIndex) and len(frame) > 2 and dates.is_monotonic_increasing and dates.is_unique:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +15,7 @@ from torchbayes.conformal.ranks import check_coverage
 from torchbayes.display import MOST_ROWS, Overview, shown
 from torchbayes.forecasting.rows import Rows
 from torchbayes.forecasting.series import Series, as_series
+from torchbayes.forecasting.steps import words_of
 from torchbayes.native.process import undisturbed_methods
 
 _ROUNDING = 1e-9  # of levels
@@ -139,9 +140,8 @@ class Fitted:
             ValueError: if the series is too short or not like that of the fit, a value is missing, or times are not
                 evenly spaced.
         """
-        past = self.series if series is None else as_series(series)
         levels = check_levels(levels)
-        check_like(past, self.series, self.horizon)
+        past = like(self.series, self.series if series is None else as_series(series), self.horizon)
         return QuantileForecast(np.array(levels), self.quantiles([past], levels)[0], past.after(self.horizon))
 
 
@@ -155,8 +155,11 @@ def check_levels(levels: Any) -> list[float]:
     return sorted({float(level) for level in levels})
 
 
-def check_like(past: Series, fitted: Series, horizon: int) -> None:
-    """Raise a ValueError unless a series has the channels and covariates of that of the fit, known far enough ahead."""
+def like(fitted: Series, past: Series, horizon: int) -> Series:
+    """Return a series with the step of that of the fit, by which few times may be spaced without showing it.
+
+    A ValueError unless it has the channels and covariates of that of the fit, known far enough ahead.
+    """
     for name, now, before in (
         ("channels", past.values_TC, fitted.values_TC),
         ("covariates", past.covariates_UK, fitted.covariates_UK),
@@ -171,8 +174,13 @@ def check_like(past: Series, fitted: Series, horizon: int) -> None:
         )
     if (past.times is None) != (fitted.times is None):
         raise ValueError("`times` must be given to the forecast if, and only if, the fit had them.")
-    if past.step != fitted.step:
-        raise ValueError(f"`times` must be as far apart as those of the fit, {fitted.step}; got {past.step}.")
+    if past.times is None:
+        return past
+    if np.asarray(past.times[:-1] + fitted.step != past.times[1:]).any():
+        raise ValueError(
+            f"the step of `times` must be that of the fit ({words_of(fitted.step)}); got {words_of(past.step)}."
+        )
+    return replace(past, step=fitted.step)
 
 
 def between(level: float, levels_Q: Any, quantiles: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchbayes.forecasting.rows import Rows
 from torchbayes.forecasting.series import Series
+from torchbayes.forecasting.steps import entry_of, step_of
 from torchbayes.posteriors.files import RESTORE, read_tensors, write_tensors
 from torchbayes.sklearn import saving
 from torchbayes.sklearn.regression import BayesianRegressor
@@ -36,7 +37,7 @@ def save(path: str | Path, series: Series, rows: Rows, *, regressor: BayesianReg
         "season": rows.season,
         "context": rows.context,
         "season of times": end.season,
-        "step": _entry_of(end.step),
+        "step": None if end.step is None else entry_of(end.step),
         "unit": None if end.times is None else end.times.unit,
         "zone": None if end.times is None else _zone_of(end.times),
     }
@@ -66,8 +67,8 @@ def _parts(tensors: dict[str, Tensor], entries: dict[str, Any]) -> tuple[Series,
         times = pd.DatetimeIndex(held["times"].astype(f"M8[{entries['unit']}]"))
         if entries["zone"] is not None:
             times = times.tz_localize("UTC").tz_convert(entries["zone"])
-    known = held.get("covariates")
-    return Series(held["values"], known, times, _step_of(entries["step"]), entries["season of times"]), rows
+    step = None if entries["step"] is None else step_of(*entries["step"])
+    return Series(held["values"], held.get("covariates"), times, step, entries["season of times"]), rows
 
 
 def _zone_of(times: pd.DatetimeIndex) -> str | None:
@@ -82,24 +83,3 @@ def _zone_of(times: pd.DatetimeIndex) -> str | None:
             f"has: series.tz_convert('Europe/Vienna')."
         ) from error
     return str(times.tz)
-
-
-def _entry_of(step: Any) -> tuple[str, int] | None:
-    """Return the spacing of times as a unit and a number, of a Timedelta in ns; None where times are not known."""
-    if step is None:
-        return None
-    if isinstance(step, pd.offsets.MonthEnd):
-        return "month ends", step.n
-    if isinstance(step, pd.DateOffset):
-        return "months", step.kwds["months"]
-    return step.unit, step.value
-
-
-def _step_of(entry: Any) -> Any:
-    """Return the spacing from what `_entry_of` gave."""
-    if entry is None:
-        return None
-    unit, count = entry
-    if unit == "month ends":
-        return pd.offsets.MonthEnd(count)
-    return pd.DateOffset(months=count) if unit == "months" else pd.Timedelta(count).as_unit(unit)

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.tseries.frequencies import to_offset
 
 from torchbayes.checks import as_numbers, seen
 from torchbayes.display import Overview, shown
+from torchbayes.forecasting.steps import code_of, season_of, usual_step, words_of
 from torchbayes.native.process import undisturbed_methods
 
-_MOST = 1500  # steps of a day from which no daily season is assumed
-_NONE, _DAY, _WEEK = pd.Timedelta(0), pd.Timedelta("1D"), pd.Timedelta("7D")
+_NONE = pd.Timedelta(0)
 _YEAR = 365.2425  # days
 
 
@@ -35,9 +34,10 @@ class Series:
         values_TC: the channels; the first is forecast, the others help.
         covariates_UK: what is known in advance, such as holidays: row u belongs to the time u, and U ≥ T.
         times: when, evenly spaced: T dates; None where only the order is known.
-        step: the spacing of the times: a Timedelta, or an offset of months.
-        season: steps after which it may repeat: 24 of hours, 7 of days, 52 of weeks, 12 of months, 4 of quarters; 1
-            where the times say none.
+        step: the spacing of the times: a Timedelta, or an offset of months, of business days, or of days in a time
+            zone, whose lengths differ.
+        season: steps after which it may repeat: 24 of hours, 7 of days, 5 of business days, 52 of weeks, 12 of months,
+            4 of quarters; 1 where the times say none.
     """
 
     values_TC: np.ndarray
@@ -148,59 +148,14 @@ def _spacing(dates: pd.DatetimeIndex) -> tuple[Any, int]:
     usual = usual_step(dates)
     odd = np.asarray(dates[:-1] + usual != dates[1:])
     if not odd.any():
-        return usual, _season_of(usual)
-    code = _code(usual, dates)
+        return usual, season_of(usual)
+    code = code_of(usual, dates)
     in_pandas = f"`series.asfreq({code!r}).ffill()` of pandas, or " if code else ""
     raise ValueError(
         f"`times` must be evenly spaced; {int(odd.sum()):,} of {len(steps):,} steps are not the usual "
-        f"{_words(usual)}, the first after {dates[int(odd.argmax())]}. Fill the gaps, such as by {in_pandas}--fill in "
-        f"the shell; or give the values without times, if each row is a step."
+        f"{words_of(usual)}, the first after {dates[int(odd.argmax())]}. Fill the gaps, such as by "
+        f"{in_pandas}--fill in the shell; or give the values without times, if each row is a step."
     )
-
-
-def usual_step(dates: pd.DatetimeIndex) -> Any:
-    """Return how far apart most of two or more dates in order are.
-
-    That is an offset of months where all dates are the same day of their months, or the last; else a Timedelta.
-    """
-    months, days = np.diff(dates.year.to_numpy() * 12 + dates.month.to_numpy()), dates.day.to_numpy()
-    ends = (days == dates.days_in_month.to_numpy()).all()
-    if (months > 0).all() and (ends or (days == days[0]).all()):
-        count = int(np.bincount(months).argmax())
-        return pd.offsets.MonthEnd(count) if ends else pd.DateOffset(months=count)
-    return pd.Series(dates[1:] - dates[:-1]).mode()[0]
-
-
-def _months(step: Any) -> int:
-    """Return how many months a step has; 0 for a Timedelta."""
-    if isinstance(step, pd.Timedelta):
-        return 0
-    return step.n if isinstance(step, pd.offsets.MonthEnd) else step.kwds["months"]
-
-
-def _words(step: Any) -> str:
-    count = _months(step)
-    return "month" if count == 1 else f"{count} months" if count else str(step)
-
-
-def _code(step: Any, dates: pd.DatetimeIndex) -> str:
-    """Return what pandas calls a step between these dates; empty if it has no name for it."""
-    if isinstance(step, pd.Timedelta):
-        return to_offset(step).freqstr
-    if isinstance(step, pd.offsets.MonthEnd):
-        return step.freqstr
-    return pd.offsets.MonthBegin(_months(step)).freqstr if dates.day.to_numpy()[0] == 1 else ""
-
-
-def _season_of(step: Any) -> int:
-    """Return how many steps make a day, of days a week, of weeks or months a year; 1 if none is a whole number."""
-    if count := _months(step):
-        return 12 // count if 12 % count == 0 else 1
-    for length, most in ((_DAY, _MOST), (_WEEK, 7)):
-        count = length / step
-        if 1 < count <= most and count == int(count):
-            return int(count)
-    return 52 if step == _WEEK else 1
 
 
 def calendar(times: pd.DatetimeIndex) -> np.ndarray:
