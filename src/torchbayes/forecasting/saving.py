@@ -54,7 +54,7 @@ def restored(path: str | Path, **objects: Any) -> tuple[Series, Rows, Any]:
         raise ValueError(f"{path} holds no forecaster. Read it by torchbayes.sklearn.load or torchbayes.load.")
     try:
         series, rows = _parts(tensors, header[_KEY])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: its parts do not fit ({error}). {RESTORE}") from error
     return series, rows, saving.load(path, **objects)
 
