@@ -17,6 +17,7 @@ from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.protocol import DivergedError, Method
 from torchbayes.model.batches.batch import Batch
+from torchbayes.model.likelihoods.custom import Custom
 from torchbayes.model.likelihoods.gaussian import HeteroscedasticGaussian
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.likelihoods.weighted import unweighted
@@ -26,8 +27,8 @@ from torchbayes.posteriors.posterior import Posterior, on_trial
 from torchbayes.predictive.predict import predict
 from torchbayes.randomness.seeds import Purpose, generator
 
-# With fewer rows, none are held out unless asked for. Where a row has noise of its own, nothing but held-out rows keeps
-# a network that fits each row from predicting noise of next to 0.
+# With fewer rows, none are held out unless asked for. Where a row has noise of its own, as it may in a distribution of
+# the user's, nothing but held-out rows keeps a network that fits each row from predicting noise of next to 0.
 FEWEST, _FEWEST_OF_OWN_NOISE = 20, 2
 # Held-out rows by default; rows that all folds together should have; most folds.
 _HELD_OUT, _ENOUGH, _FOLDS = 50, 500, 5
@@ -49,7 +50,7 @@ class Fold(NamedTuple):
 
 def too_few(model: Model, rows: int) -> bool:
     """Return whether there are too few rows to hold some out without being asked to."""
-    own_noise = isinstance(unweighted(model.likelihood), HeteroscedasticGaussian)
+    own_noise = isinstance(unweighted(model.likelihood), HeteroscedasticGaussian | Custom)
     return rows < (_FEWEST_OF_OWN_NOISE if own_noise else FEWEST)
 
 
