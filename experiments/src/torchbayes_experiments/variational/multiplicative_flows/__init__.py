@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
     "margins and bounds were set before any whole run.",
     recipes={"small": run.SMALL, "paper": run.PAPER},
     cost={
-        "small": "about three quarters of an hour of one core",
+        "small": "40 to 57 minutes of one core for a seed",
         "paper": "18 trainings of 100 epochs, ten of them of a network of 5.7 million weights: hours on one GPU (an "
         "estimate; it has not been run)",
     },
