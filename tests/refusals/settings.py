@@ -172,6 +172,7 @@ METHODS = {
             "draws": COUNT,
             "batch_size": COUNT,
             "members": COUNT,
+            "plan": WORD,
         },
     ),
     "OnlineLaplace": Case(
