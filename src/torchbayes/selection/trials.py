@@ -27,9 +27,9 @@ from torchbayes.posteriors.posterior import Posterior, on_trial
 from torchbayes.predictive.predict import predict
 from torchbayes.randomness.seeds import Purpose, generator
 
-# With fewer rows, none are held out unless asked for. Where a row has noise of its own, as it may in a distribution of
+# With fewer rows, none are held out unless asked for. Where noise depends on the row, as it may in a distribution of
 # the user's, nothing but held-out rows keeps a network that fits each row from predicting noise of next to 0.
-FEWEST, _FEWEST_OF_OWN_NOISE = 20, 2
+FEWEST, _FEWEST_WITH_NOISE_OF_ROWS = 20, 2
 # Held-out rows by default; rows that all folds together should have; most folds.
 _HELD_OUT, _ENOUGH, _FOLDS = 50, 500, 5
 _DRAWS = 16  # most draws of a posterior
@@ -50,8 +50,8 @@ class Fold(NamedTuple):
 
 def too_few(model: Model, rows: int) -> bool:
     """Return whether there are too few rows to hold some out without being asked to."""
-    own_noise = isinstance(unweighted(model.likelihood), HeteroscedasticGaussian | Custom)
-    return rows < (_FEWEST_OF_OWN_NOISE if own_noise else FEWEST)
+    noise_of_rows = isinstance(unweighted(model.likelihood), HeteroscedasticGaussian | Custom)
+    return rows < (_FEWEST_WITH_NOISE_OF_ROWS if noise_of_rows else FEWEST)
 
 
 def folds_of(model: Model, source: Source, validation: float | Any, *, seed: int) -> list[Fold]:
