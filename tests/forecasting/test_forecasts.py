@@ -349,6 +349,8 @@ def test_wrong_arguments_are_named():
         quick(season=12).fit(GOOD)
     with pytest.raises(ValueError, match="`verbose`"):
         quick(verbose="yes")
+    with pytest.raises(ValueError, match=r"`likelihood` must be gaussian, heteroscedastic, .*'poisson'"):
+        quick(likelihood="poisson")
     with pytest.raises(ValueError, match="`levels`"):
         fitted.forecast(levels=(0.5, 1.0))
     with pytest.raises(ValueError, match="must have 1 channels"):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from torchbayes.calls import explained
+from torchbayes.catalogue.models import LIKELIHOODS
 from torchbayes.checks import as_seed, check_counts, check_flags, optional
 from torchbayes.display import shown_by
 from torchbayes.forecasting.forecast import Fitted
@@ -26,6 +27,7 @@ from torchbayes.native.process import undisturbed_methods
 from torchbayes.posteriors.problems import ProblemWarning
 from torchbayes.sklearn.regression import BayesianRegressor
 
+_OF_DIFFERENCES = "gaussian", "heteroscedastic", "student_t"  # likelihoods by name
 _DRAWN = 4000  # values of each step, where quantiles have no closed form
 
 
@@ -42,8 +44,8 @@ class BayesianForecaster:
             if None.
         network: as of `BayesianRegressor`: "mlp", a module from (B, D) to (B, K), or a function (D, K) -> module.
         method: how to infer, such as `torchbayes.SWAG(members=5)`.
-        likelihood: "heteroscedastic": normal noise of its own at each step, which depends on the inputs; another name,
-            such as "student_t", or a likelihood, of targets that are standardised.
+        likelihood: "heteroscedastic": normal noise of its own at each step, which depends on the inputs; "gaussian",
+            "student_t", or a likelihood. It is that of differences from the seasonal naive forecast, standardised.
         prior: of the weights; that of `Model` if None.
         seed: seed of the fit.
         verbose: whether a fit of more than some seconds says how far it is.
@@ -64,6 +66,11 @@ class BayesianForecaster:
         optional(check_counts, season=self.season, context=self.context)
         as_seed(self.seed)
         check_flags(verbose=self.verbose)
+        if self.likelihood in [*LIKELIHOODS] and self.likelihood not in _OF_DIFFERENCES:
+            raise ValueError(
+                f"`likelihood` must be {', '.join(_OF_DIFFERENCES)}, or one of your own: what is predicted are "
+                f"differences from the seasonal naive forecast; got {self.likelihood!r}."
+            )
 
     def fit(self, series: Any) -> FittedBayesian:
         """Infer the posterior from all windows of a series.
