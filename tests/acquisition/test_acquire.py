@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchbayes as tb
 from tests.oracles import assert_close, normal
 from torchbayes.acquisition import acquire
+from torchbayes.distillation.heads import OutputsHead
+from torchbayes.distillation.student import Build, Student
 from torchbayes.linalg import Dense, Diagonal
 
 POOL = normal(60, 4)
@@ -51,6 +53,27 @@ def test_the_order_of_the_pool_plays_no_part(score: str):
     assert torch.equal(acquire(ensemble(), loader.dataset, 5, score=score, seed=3).indices, actual.indices)
     small = acquire(ensemble(), POOL.numpy(), 5, score=score, seed=3, chunk_size=3)
     assert torch.equal(small.indices, actual.indices)
+
+
+def student(outputs: int, likelihood: Any) -> Student:
+    build = Build(outputs)
+    head = OutputsHead(classes=outputs > 1)
+    model = tb.Model(nn.Linear(4, 2 * outputs).double(), likelihood)
+    return Student(tb.Point(model, normal(1, model.layout.size, seed=2)), head, build)
+
+
+def test_a_student_has_scores_of_each_row_alone_and_no_functions():
+    known = student(3, tb.likelihoods.Categorical())
+    for score in ("bald", "entropy", "margin"):
+        actual = acquire(known, POOL, 4, score=score)
+        assert actual.gain is None
+    assert_close(acquire(known, POOL).scores, tb.predict(known, POOL).mutual_information)
+    counts = student(1, tb.likelihoods.Poisson())
+    mixed = tb.predict(counts, POOL)
+    assert_close(acquire(counts, POOL).scores, 0.5 * (1 + mixed.epistemic / mixed.aleatoric).log()[:, 0])
+    for score in ("batchbald", "epig", "variance"):
+        with pytest.raises(TypeError, match=r"a student speaks of each row alone\. Give its teacher"):
+            acquire(known, POOL, 4, score=score)
 
 
 def test_scores_are_those_of_the_predictive():

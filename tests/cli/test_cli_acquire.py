@@ -74,11 +74,33 @@ def test_rows_of_a_pool_are_asked_for_and_read_back(here, capsys):
     assert "already holds rounds" in capsys.readouterr().err
 
 
+def test_files_may_be_those_of_a_spreadsheet_with_decimal_commas(here):
+    def saved(path, lines):
+        text = "\r\n".join(";".join(cell.replace(".", ",") for cell in line) for line in lines)
+        Path(path).write_text(text, encoding="utf-8-sig")
+
+    table = read("data.csv")
+    asked = ["--pool", "pool.csv", "--test", "test.csv", "--acquire", "5", "--target", "out", *FIT]
+    written("test.csv", table[:9])
+    assert main(["acquire", "--data", "data.csv", *asked, "--directory", "commas"]) == 0
+    for path, lines in (("data.csv", table), ("pool.csv", read("pool.csv")), ("test.csv", table[:9])):
+        saved(path, lines)
+    assert main(["acquire", "--data", "data.csv", *asked, "--directory", "run"]) == 0
+    first = read("run/round_0/to_label.csv")
+    assert first == read("commas/round_0/to_label.csv")
+    # what was asked for is known by its place; a spreadsheet may write the inputs otherwise, or lose them
+    saved("run/round_0/to_label.csv", [["pool_row", "out"], *([line[0], label(line[1:3])] for line in first[1:])])
+    assert main(["acquire", "--directory", "run", "--resume"]) == 0
+    train = read("run/round_1/data/train.csv")
+    assert train[-5:] == [[*line[1:3], label(line[1:3])] for line in first[1:]]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"pool.csv": [["a"], ["1"]]}, "pool.csv has no column 'b', which"),
-        ({"pool.csv": [["a", "b"]]}, "has no rows"),
+        ({"pool.csv": [["a", "b"]]}, "pool.csv has no rows; there is nothing to choose from"),
+        ({"test.csv": [["a", "b"], ["1", "2"]]}, "test.csv has no column 'out', which"),
         ({"run/round_0/to_label.csv": [["a", "b", "out"], ["1", "2", "no"]]}, "has lost its column 'pool_row'"),
         ({"run/round_0/to_label.csv": [["pool_row", "a", "b", "out"], ["99", "1", "2", "no"]]}, "1 to 24; got '99'"),
     ],
@@ -88,7 +110,7 @@ def test_damaged_files_are_told(here, change, said, capsys):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         written(path, lines)
     asked = ["--data", "data.csv", "--target", "out", "--pool", "pool.csv", *FIT, "--directory", "run"]
-    assert main(["acquire", *asked]) == 2
+    assert main(["acquire", *asked, *(["--test", "test.csv"] if "test.csv" in change else [])]) == 2
     assert said in capsys.readouterr().err
 
 

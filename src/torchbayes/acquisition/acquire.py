@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchbayes.acquisition.greedy import Best, room_for
 from torchbayes.acquisition.pool import Pool
-from torchbayes.acquisition.reading import Rows, check_disagreement, check_joint, rows_of, source_of
+from torchbayes.acquisition.reading import Rows, check_disagreement, check_joint, has_nodes, rows_of, source_of
 from torchbayes.acquisition.rounds import AcquisitionWarning
 from torchbayes.calls import explained
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_name, seen, whole
@@ -57,9 +57,9 @@ class Acquired:
         scores: the score of each row of the pool, (N,), float64, in nats for information, in squared units of the
             targets for "variance". For "batchbald" it is that of a row alone.
         gain: information that all labels of the batch together are expected to give about the function, in nats;
-            None where it is not known: one function, a closed form, or several labels of classes in a row.
+            None where it is not known: one function, a closed form, a student, or several labels of classes in a row.
         score: name of the score.
-        draws: S, functions that were compared.
+        draws: S, functions that were compared; nodes of a student.
         duplicates: how many rows of the pool repeat another one; no batch has two equal rows.
         problems: why the choice may not be what was asked for, one clause each.
     """
@@ -94,7 +94,7 @@ def acquire(
     Args:
         posterior: a posterior, functions drawn from one, a `Linearised` one, or a fitted estimator of
             `torchbayes.sklearn`. Of a Laplace posterior functions of the linearised network are drawn; a `Linearised`
-            one has its closed form for scores of each row alone.
+            one has its closed form for scores of each row alone, and a student of `torchbayes.distill` no others.
         pool: rows without labels: tensor (N, ...), a tuple or mapping of such, a Dataset or a DataLoader, whose targets
             are ignored; for an estimator rows as it takes them.
         k: how many rows to choose.
@@ -113,7 +113,7 @@ def acquire(
         The rows, the scores of the pool, and what the batch is expected to tell.
 
     Raises:
-        TypeError: if the targets of the model have no such score.
+        TypeError: if the targets of the model, or a student, have no such score.
         ValueError: if the pool has fewer different rows than `k` or rows that are not finite, if there is one function
             and the score is of disagreement, or if the score is unknown.
     """
@@ -130,8 +130,8 @@ def acquire(
     aims: tuple[Rows, ...] = ()
     if name in _AIMED:
         given = rows.some(_AIMS) if target_inputs is None else target_inputs
-        aims = (rows_of(predict(source, given, chunk_size=chunk_size)),)
-    return _Choice(score, name, k, aims, joint).of(rows, source)
+        aims = (rows_of(predict(source, given, chunk_size=chunk_size), drawn=True),)
+    return _Choice(score, name, k, aims, joint=joint, drawn=not has_nodes(source)).of(rows, source)
 
 
 def _name_of(score: Any) -> str:
@@ -155,6 +155,7 @@ class _Choice:
     k: int
     aims: tuple[Rows, ...]  # one or none
     joint: bool  # whether functions are the same at all rows
+    drawn: bool  # whether functions are draws
     best: Best | None = None
     draws: int = 0
 
@@ -177,7 +178,7 @@ class _Choice:
         self.draws = predictive.draws
         if callable(self.score):
             return _checked(self.score(predictive), predictive, self.name), None
-        rows = rows_of(predictive)
+        rows = rows_of(predictive, drawn=self.drawn)
         if self.name not in _ALONE:
             check_disagreement(rows, self.name)
         if self.name in _TOGETHER:

@@ -38,6 +38,7 @@ class ClassRows:
     """Probabilities of the classes of B rows with P labels each, under S functions."""
 
     probs_SBPC: Tensor  # float64
+    drawn: bool = True  # whether functions are draws; else nodes of each row
 
     @property
     def rows(self) -> int:
@@ -66,7 +67,7 @@ class ClassRows:
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Return rows one after the other."""
-        return cls(torch.cat([chunk.probs_SBPC for chunk in parts], dim=1))
+        return replace(parts[0], probs_SBPC=torch.cat([chunk.probs_SBPC for chunk in parts], dim=1))
 
     def information(self) -> Tensor:
         """Return the mutual information of labels and function under these draws, summed over labels, (B,), nats."""
@@ -85,7 +86,7 @@ class ClassRows:
 
 def bald(rows: ClassRows) -> Tensor:
     """Return the mutual information of labels and function, without the bias of the draws, (B,), nats."""
-    return rows.information() * (rows.draws / (rows.draws - 1))
+    return rows.information() * (rows.draws / (rows.draws - 1) if rows.drawn else 1)
 
 
 def entropy(rows: ClassRows) -> Tensor:

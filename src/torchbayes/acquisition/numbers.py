@@ -16,7 +16,7 @@ counts it is a match of moments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -30,6 +30,7 @@ class NumberRows:
     mean_SBK: Tensor  # float64
     noise_BK: Tensor  # mean variance over the draws
     closed_BK: Tensor | None = None  # variance of the function within a draw, where that is a Gaussian over functions
+    drawn: bool = True  # whether functions are draws; else nodes of each row
 
     @property
     def rows(self) -> int:
@@ -54,7 +55,7 @@ class NumberRows:
     def some(self, rows: Tensor | slice) -> Self:
         """Return some of the rows."""
         closed = None if self.closed_BK is None else self.closed_BK[rows]
-        return type(self)(self.mean_SBK[:, rows], self.noise_BK[rows], closed)
+        return replace(self, mean_SBK=self.mean_SBK[:, rows], noise_BK=self.noise_BK[rows], closed_BK=closed)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -64,8 +65,8 @@ class NumberRows:
 
     @property
     def apart_SBK(self) -> Tensor:
-        """Means less their mean, over √(S − 1), so that products summed over draws are covariances."""
-        return (self.mean_SBK - self.mean_SBK.mean(0)) / max(self.draws - 1, 1) ** 0.5
+        """Means less their mean, over √(S − 1), of nodes √S, so that products summed over draws are covariances."""
+        return (self.mean_SBK - self.mean_SBK.mean(0)) / max(self.draws - self.drawn, 1) ** 0.5
 
     def information(self) -> Tensor:
         """Return the mutual information of targets and function, (B,), nats."""

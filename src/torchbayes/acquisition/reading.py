@@ -24,8 +24,15 @@ def source_of(posterior: Any, draws: int | None, seed: int, *, together: bool) -
 
     Drawn are 100 by default, rounded up to a multiple of the members; of trained networks each one, once, and of a
     chain no more than it has. A `Linearised` posterior is drawn from if rows are scored `together`; else each row has
-    its closed form.
+    its closed form. A student has nothing else, which is a TypeError if rows are scored `together`.
     """
+    if has_nodes(posterior):
+        if together:
+            raise TypeError(
+                "this `score` needs functions that are drawn at all rows together, and a student speaks of each row "
+                "alone. Give its teacher, or use 'bald', 'entropy' or 'margin'."
+            )
+        return as_source(posterior, draws, seed), False
     if hasattr(posterior, "drawn"):  # linearised already
         return as_source(posterior.drawn() if together else posterior, draws, seed), together
     return _joint(posterior, draws, seed), True
@@ -47,19 +54,28 @@ def usual_draws(posterior: Posterior) -> int:
     return min(usual, default) if default == members or posterior.chain_length is not None else usual
 
 
-def rows_of(predictive: Predictive) -> Rows:
-    """Return what scores need of predictions at B rows; a TypeError if they have neither classes nor two moments."""
+def has_nodes(source: Any) -> bool:
+    """Return whether predictions are averages over nodes of each row, as a student's are, and not over functions."""
+    return hasattr(source, "nodes_JK")
+
+
+def rows_of(predictive: Predictive, *, drawn: bool) -> Rows:
+    """Return what scores need of predictions at B rows; a TypeError if they have neither classes nor two moments.
+
+    `drawn` says whether the average is over draws, whose information has a bias.
+    """
     distribution = predictive.distribution
     if isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
         probs = each_probs(distribution)
-        return ClassRows(probs.flatten(2, -2) if probs.ndim > 3 else probs.unsqueeze(2))
+        return ClassRows(probs.flatten(2, -2) if probs.ndim > 3 else probs.unsqueeze(2), drawn)
     noise = predictive._noise
     mean, variance = (moment(noise, name).double() for name in ("mean", "variance"))
     mean_SBK, variance_SBK = mean.flatten(2) if mean.ndim > 2 else mean.unsqueeze(-1), variance
     noise_BK = variance_SBK.expand(mean.shape).reshape(mean_SBK.shape).mean(0)
     _check_moments(mean_SBK, noise_BK, type(noise).__name__)
     closed = predictive.function_variance
-    return NumberRows(mean_SBK, noise_BK, None if closed is None else closed.double().mean(0).reshape(noise_BK.shape))
+    closed_BK = None if closed is None else closed.double().mean(0).reshape(noise_BK.shape)
+    return NumberRows(mean_SBK, noise_BK, closed_BK, drawn)
 
 
 def _check_moments(mean_SBK: torch.Tensor, noise_BK: torch.Tensor, kind: str) -> None:

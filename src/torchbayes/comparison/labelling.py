@@ -25,6 +25,7 @@ from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.checks import as_file
 from torchbayes.checksum import crc
 from torchbayes.data.own import read_new
+from torchbayes.data.own.table import read_texts
 from torchbayes.methods.protocol import Method
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import read_described, write_described, write_whole
@@ -80,16 +81,17 @@ def advance(asked: Labelling, directory: Path, *, resume: bool) -> Step:
     home = full_path(directory)
     if (home / _RECORD).is_file() and not resume:
         raise ValueError(f"{directory} already holds rounds. Add --resume, or choose another --directory.")
-    frame, pool = _read(Path(asked.problem.data)), _read(asked.pool)
+    frame, pool = read_texts(Path(asked.problem.data)), read_texts(asked.pool)
+    test = None if asked.test is None else read_texts(asked.test)
     target = asked.problem.target or str(frame.columns[-1])
-    _check_columns(frame, pool, target, asked)
+    _check_columns(frame, pool, test, target=target, asked=asked)
     with Locked(home):
         files = {"data": _crc(asked.problem.data), "pool": _crc(asked.pool), "test": _crc(asked.test)}
         check_same(home / _RECORD, **files, method=repr(asked.method), seed=asked.seed, target=target)
-        train, test = _parts(frame, asked)
+        train, test = _divided(frame, asked.seed) if test is None else (frame, test)
         rounds, known = list[Round](), list[int]()
         while (path := _folder(home, len(rounds)) / TO_LABEL).is_file():
-            labelled, places = _labelled(path, target, len(pool))
+            labelled, places = _labelled(path, target, pool)
             rounds.append(_recorded(path.with_name(FILE), asked))
             train, known = _joined(train, labelled), known + places
         cells = pool[[name for name in frame.columns if name != target]].apply(tuple, axis=1)
@@ -133,17 +135,6 @@ def _recorded(path: Path, asked: Labelling) -> Round:
     return Round(asked.score, number, record["labelled"], record["metrics"], tuple(record["taken"]), asked.seed)
 
 
-def _read(path: Path) -> Any:
-    """Return a CSV file as a frame of texts, whatever they stand for."""
-    import pandas as pd
-
-    try:
-        return pd.read_csv(as_file(path), dtype=str, keep_default_na=False)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, ValueError) as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(f"{path} cannot be read as CSV: {said}. Save it as CSV in UTF-8, with commas.") from error
-
-
 def _write(path: Path, frame: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, frame.to_csv(index=False).encode())
@@ -153,39 +144,41 @@ def _crc(path: str | Path | None) -> str | None:
     return None if path is None else crc(as_file(path).read_bytes())
 
 
-def _check_columns(frame: Any, pool: Any, target: str, asked: Labelling) -> None:
-    """Raise ValueError unless the data have a target, and the pool all other columns and rows."""
+def _check_columns(frame: Any, pool: Any, test: Any, *, target: str, asked: Labelling) -> None:
+    """Raise ValueError unless the data have a target, and the other files their columns and rows."""
     if target not in frame.columns:
         raise ValueError(f"{asked.problem.data} has no column {target!r}. Its columns are {', '.join(frame.columns)}.")
-    absent = [name for name in frame.columns if name != target and name not in pool.columns]
-    if absent:
-        raise ValueError(f"{asked.pool} has no column {absent[0]!r}, which {asked.problem.data} has.")
-    if not len(pool):
-        raise ValueError(f"{asked.pool} has no rows; there is nothing to choose from.")
+    for path, rows, left_out, use in ((asked.pool, pool, [target], "choose from"), (asked.test, test, [], "score")):
+        if rows is None:
+            continue
+        absent = [name for name in frame.columns if name not in rows.columns and name not in left_out]
+        if absent:
+            raise ValueError(f"{path} has no column {absent[0]!r}, which {asked.problem.data} has.")
+        if not len(rows):
+            raise ValueError(f"{path} has no rows; there is nothing to {use}.")
 
 
-def _parts(frame: Any, asked: Labelling) -> tuple[Any, Any]:
+def _divided(frame: Any, seed: int) -> tuple[Any, Any]:
     """Return the rows with labels that are learned from, and those for the numbers."""
-    if asked.test is not None:
-        return frame, _read(asked.test)
-    order = torch.randperm(len(frame), generator=generator(Purpose.LABELS_HELD_OUT, asked.seed)).numpy()
+    order = torch.randperm(len(frame), generator=generator(Purpose.LABELS_HELD_OUT, seed)).numpy()
     count = max(1, round(_TESTED * len(order)))
     return frame.iloc[np.sort(order[count:])], frame.iloc[np.sort(order[:count])]
 
 
-def _labelled(path: Path, target: str, rows: int) -> tuple[Any, list[int]]:
-    """Return the rows of a file that were labelled, and the places in the pool of all its rows.
+def _labelled(path: Path, target: str, pool: Any) -> tuple[Any, list[int]]:
+    """Return the rows of the pool that were labelled, and the places in the pool of all rows of the file.
 
-    A ValueError if none is labelled, or the file has lost a column.
+    Inputs are those of the pool: a spreadsheet may have written them otherwise. A ValueError if none is labelled, or
+    the file has lost its places or labels.
     """
-    frame = _read(path)
+    frame = read_texts(path)
     for name in (PLACE, target):
         if name not in frame.columns:
             raise ValueError(f"{path} has lost its column {name!r}. Restore it: each row has its place in the pool.")
     places = frame[PLACE].str.strip()
-    wrong = [text for text in places if not text.isdecimal() or not 1 <= int(text) <= rows]
+    wrong = [text for text in places if not text.isdecimal() or not 1 <= int(text) <= len(pool)]
     if wrong:
-        raise ValueError(f"`{PLACE}` of {path} must number rows of the pool, 1 to {rows}; got {wrong[0]!r}.")
+        raise ValueError(f"`{PLACE}` of {path} must number rows of the pool, 1 to {len(pool)}; got {wrong[0]!r}.")
     filled = frame[target].str.strip() != ""
     if not filled.any():
         raise ValueError(f"{path} has no labels yet. Fill in its column {target!r}, save it, and resume.")
@@ -194,7 +187,10 @@ def _labelled(path: Path, target: str, rows: int) -> tuple[Any, list[int]]:
             f"{int((~filled).sum())} of {len(filled)} rows of {path} have no label. They are left out.",
             AcquisitionWarning,
         )
-    return frame[filled].drop(columns=PLACE), [int(text) - 1 for text in places]
+    known = np.array([int(text) - 1 for text in places])
+    labelled = pool.iloc[known[filled.to_numpy()]].copy()
+    labelled[target] = frame[target][filled].to_numpy()
+    return labelled, known.tolist()
 
 
 def _joined(first: Any, second: Any) -> Any:

@@ -155,6 +155,28 @@ def read_table(path: Path, encoding: str | None = None) -> Table:
     return from_frame(frame, str(path), notes)
 
 
+def read_texts(path: Path) -> pd.DataFrame:
+    """Return the cells of a text file as they are written, with points for decimal commas; as for `read_table`.
+
+    The first line has the names of the columns. Raises FileNotFoundError for no such file, ValueError for no table.
+    """
+    import pandas as pd
+
+    encoding = _marked_encoding(as_file(path))
+    try:
+        separator, first = _separator(_head(path, encoding)[0])
+        read = partial(pd.read_csv, path, sep=r"\s+" if separator == " " else separator, encoding=encoding, dtype=str)
+        read = partial(read, keep_default_na=False, index_col=False, skipinitialspace=True)
+        frame = _read_whole(read, len(first))
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError, ValueError) as error:
+        message = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"{path} cannot be read as CSV: {message}. Save it as CSV in UTF-8.") from error
+    for name in frame.columns if separator == ";" else ():
+        if _has_decimal_commas(frame[name]):
+            frame[name] = frame[name].str.replace(",", ".", regex=False)
+    return frame
+
+
 def _check_parquet(path: Path) -> None:
     """Check that the columns of a Parquet file fit in memory, by its metadata."""
     from pyarrow.parquet import read_metadata
