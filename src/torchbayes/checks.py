@@ -320,6 +320,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _finite(value: Any) -> str:
+    if isinstance(value, str):
+        return "a number "
     return "finite and " if _is_number(value) and math.isinf(value) else ""
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from tests.pictures import unpainted
 
 from torchbayes.cli import main
-from torchbayes.decisions import load
+from torchbayes.decisions import Exceeds, Squared, Within, load
+from torchbayes.decisions.written import number_cost
 
 COSTS = "action,well,ill\ntreat,3,1\nwait,0,20\n"
 
@@ -100,6 +103,42 @@ def test_a_rule_is_certified_saved_and_applied(capsys):
     page = Path("ill_run/report/report.html").read_text("utf-8")
     assert "Rule of abstention: With probability 0.9" in page
     assert Path("ill_run/report/risk_coverage.png").exists()
+
+
+def test_a_rule_is_for_its_costs_and_its_functions(capsys):
+    Path("costs.csv").write_text(COSTS, "utf-8")
+    Path("errors.csv").write_text("action,well,ill\nill,1,0\nwell,0,1\n", "utf-8")
+    assert main(["abstain", "ill_run", "ill_held.csv", "--risk", "0.15", "--draws", "4"]) == 0
+    predict, report = ["predict", "ill_run", "ill_new.csv"], ["report", "ill_run"]
+    for command in (predict, report):
+        assert main([*command, "--draws", "4", "--cost", "costs.csv"]) == 0
+        assert "is for other costs than --cost, and is left out" in capsys.readouterr().err
+        for draws in ([], ["--draws", "6"], ["--draws", "4", "--seed", "1"]):
+            assert main([*command, *draws]) == 2
+            said = capsys.readouterr().err
+            assert "certified for the functions of --draws 4 and --seed 0, and promises nothing of those of" in said
+    for cost in ([], ["--cost", "error"], ["--cost", "errors.csv"]):
+        assert main([*predict, "--draws", "4", *cost]) == 0
+        assert "Rule of abstention in ill_run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "cost"),
+    [
+        ("exceeds: {threshold: 1e9, miss: 1, alarm: 4}", Exceeds(1e9, miss=1, alarm=4)),
+        ("within: {tolerance: 5}", Within(5.0)),
+        ("squared:", Squared()),
+        ("linear: {under: 3, 5}", r"'linear' has no setting 5. Its settings are under, over"),
+        ("squared: {power: 3}", "'squared' has no setting 'power'. It has none"),
+        ("within: {tolerance: wide}", "`tolerance` must be a number above 0; got 'wide'"),
+    ],
+)
+def test_files_of_number_costs_are_read_or_refused(text: str, cost: Any):
+    if not isinstance(cost, str):
+        assert number_cost(yaml.safe_load(text), "costs.yaml") == cost
+        return
+    with pytest.raises(ValueError, match=cost):
+        number_cost(yaml.safe_load(text), "costs.yaml")
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_two_classes_by_one_output(shape, dtype):
 
 def test_a_class_without_rows_is_in_every_set():
     predictive, labels = classes(80)
-    with pytest.warns(tb.ProblemWarning, match="0 calibration rows of group 3 are too few for coverage 0.6"):
+    with pytest.warns(tb.ProblemWarning, match="0 calibration rows of class 3 are too few for coverage 0.6"):
         actual = calibrate(predictive, labels.clamp_max(2), score="lac", coverage=0.6, groups="class")
     assert actual.sets(NEW)[:, 3].all()
     assert not actual.sets(NEW).all()

@@ -108,6 +108,7 @@ DECISIONS = {
             "limit": (*POSITIVE, 1.0, 1e-3),
             "confidence": maybe(OPEN_SHARE),
             "bound": POSITIVE,
+            "drawn": ("text", 3, NAN),
             "cost": ("text", 3, NAN, decisions.Costs),
         },
         named={"limit": ("`limit`", "risk"), "scores_N": ("`scores_N`", "`losses_N`")},

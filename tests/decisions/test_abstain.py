@@ -44,6 +44,18 @@ def test_a_rule_accepts_the_rows_of_least_expected_cost():
     assert "500 held-out rows" in rule.words
 
 
+def test_copies_of_held_out_rows_are_told(recwarn):
+    probs, targets = classes(60)
+    abstain(tb.Predictive.from_probs(probs), targets, risk=0.3)
+    few = probs[torch.arange(60) % 5]  # rows of few different inputs, whose targets differ
+    abstain(tb.Predictive.from_probs(few), torch.arange(60) % 2, risk=0.9)
+    certain = torch.eye(2, dtype=torch.float64)[targets]
+    abstain(tb.Predictive.from_probs(certain), targets, risk=0.3)
+    assert not recwarn
+    with pytest.warns(UserWarning, match="360 of 420 held-out rows have score and loss of another one"):
+        abstain(tb.Predictive.from_probs(probs.repeat(7, 1)), targets.repeat(7), risk=0.3)
+
+
 def test_a_rate_is_another_promise_and_says_so():
     probs, targets = classes(500)
     rule = abstain(tb.Predictive.from_probs(probs), targets, rate=0.03)

@@ -128,7 +128,7 @@ def test_costs_are_read_from_files_whichever_way_they_are_written(tmp_path):
         ("action,a,b\nx,1,two\n", "must hold numbers"),
         ("action,a,b\nx,1,nan\n", "NaN or infinite"),
         ("action,a,a\nx,1,2\n", "different names"),
-        ("action,a,b\nabstain,1,2\n", "must not be called"),
+        ("action,a,b\nabstain,1,2\n", "no action may be called"),
         ("action,a,b\nx,1,2\nx,3,4\n", "different names"),
     ],
 )
@@ -138,6 +138,20 @@ def test_files_that_are_no_costs_are_refused(tmp_path, text: str, says: str):
     with pytest.raises(ValueError, match=says) as refused:
         Costs.read(path)
     assert str(path) in str(refused.value)
+
+
+def test_columns_of_a_frame_of_probabilities_are_names():
+    frame = pd.DataFrame([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]], columns=["ill", "well", "dead"])
+    cost = {"treat": {"ill": 0, "well": 5, "dead": 0}, "wait": {"ill": 9, "well": 0, "dead": 0}}
+    for classes in (None, ["ill", "well", "dead"], ["dead", "well", "ill"]):
+        made = tb.decide(frame[["dead", "well", "ill"]], cost=cost, classes=classes)
+        torch.testing.assert_close(made.expected_cost, torch.tensor([1.5, 0.9], dtype=torch.float64))
+    assert tb.decide(frame, cost="error").labels.tolist() == ["ill", "dead"]
+    assert tb.decide(pd.DataFrame(frame.to_numpy()), cost="error", classes=[*frame.columns]).labels[0] == "ill"
+    with pytest.raises(ValueError, match="`classes` must be those of the predictions, ill, well, dead"):
+        tb.decide(frame, cost="error", classes=["a", "b", "c"])
+    with pytest.raises(ValueError, match=r"no action may be called 'abstain'.* Rename it, or the class of"):
+        tb.decide(frame.rename(columns={"dead": "abstain"}), cost="error")
 
 
 def test_a_square_table_without_names_is_refused_unless_it_is_symmetric():

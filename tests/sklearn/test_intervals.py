@@ -141,6 +141,14 @@ def test_a_row_has_one_interval_and_one_set_whatever_other_rows_there_are():
     assert np.array_equal(sets.predict_set(more)[N:], sets.predict_set(FRAME))
 
 
+def test_groups_of_classes_have_their_names():
+    labels = np.where(np.arange(len(CLASSES)) == 7, "rare", CLASSES.astype(str))
+    of = classifier(conformal=Split(0.8, groups="class"))
+    with pytest.warns(tb.ProblemWarning, match="calibration rows of class rare are too few"):
+        of.fit(FRAME, labels)
+    assert [*of.conformal_.thresholds] == of.classes_.tolist()
+
+
 def test_sets_without_a_calibration_are_the_most_probable_classes():
     of = classifier(conformal=None).fit(FRAME, np.round(TARGETS).clip(0, 2))
     probs = of.predict_proba(FRAME)

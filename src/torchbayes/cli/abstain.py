@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from torchbayes.cli.decisions import add_cost, cost_of
+from torchbayes.cli.decisions import DRAWN, add_cost, cost_of
 from torchbayes.cli.judge import labelled
 from torchbayes.cli.options import Parser, add_draws, add_run, new_parser, parse
 from torchbayes.cli.terminal import say
@@ -49,6 +50,7 @@ def abstain(argv: list[str]) -> None:
             classes=setup.data.classes or None,
             targets=setup.data.target_standardise,
         )
+    rule = replace(rule, drawn={name: chosen[name] for name in DRAWN})
     rule.save(path)
     print(f"{rule.words}\nRule: {path}")
 

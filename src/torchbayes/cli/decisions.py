@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torchbayes.decisions import Abstention
     from torchbayes.predictive.average import Predictive
 
+DRAWN = ("draws", "seed")  # options that say which functions predict
 _WORDS = ("error", "squared", "absolute")
 
 
@@ -43,21 +44,54 @@ def cost_of(chosen: Mapping[str, Any]) -> Any:
     return number_cost(read_config(as_file(path)), named)
 
 
-def rule_of(run: Path) -> Abstention | None:
-    """Return the rule of abstention that was certified for a run, if there is one."""
+def rule_of(run: Path, setup: Setup, cost: Any, chosen: Mapping[str, Any]) -> Abstention | None:
+    """Return the rule of abstention that was certified for a run; None if there is none, or it is for other costs.
+
+    Raises ValueError if it was certified for other functions than those of the options, whose risk it does not promise.
+    """
     from torchbayes.decisions import load
-    from torchbayes.decisions.abstention import FILE
+    from torchbayes.decisions.abstention import FILE, same_cost
+    from torchbayes.decisions.costs import Costs
+    from torchbayes.decisions.decide import ERROR
+    from torchbayes.decisions.numbers import number_cost_of
 
-    return load(run / FILE) if (run / FILE).is_file() else None
+    path = run / FILE
+    if not path.is_file():
+        return None
+    rule, drawn, classes = load(path), {name: chosen[name] for name in DRAWN}, setup.data.classes
+    if cost is not None:
+        if classes and (isinstance(cost, Costs) or cost == ERROR):
+            table = Costs.errors(classes) if cost == ERROR else cost
+            asked: Any = table.for_classes(classes, len(classes))
+        else:
+            asked = cost if isinstance(cost, Costs) else number_cost_of(cost)
+        if not same_cost(rule.cost, asked):
+            say(f"The rule of abstention in {path} is for other costs than --cost, and is left out.")
+            return None
+    if rule.drawn is not None and rule.drawn != drawn:
+        raise ValueError(
+            f"the rule of abstention in {path} was certified for the functions of {_options(rule.drawn)}, and promises "
+            f"nothing of those of {_options(drawn)}. Give the same options, or certify it again by `torchbayes abstain "
+            f"--overwrite`."
+        )
+    return rule
 
 
-def deciding(run: Path, setup: Setup, cost: Any) -> Callable[[Predictive], Mapping[str, np.ndarray]] | None:
+def _options(drawn: Mapping[str, Any]) -> str:
+    draws = "the default --draws" if drawn.get("draws") is None else f"--draws {drawn['draws']}"
+    return f"{draws} and --seed {drawn.get('seed')}"
+
+
+def deciding(
+    run: Path, setup: Setup, chosen: Mapping[str, Any]
+) -> Callable[[Predictive], Mapping[str, np.ndarray]] | None:
     """Return what gives the columns of decisions of a predictive; None if there are neither costs nor a rule."""
     from torchbayes.decisions.abstention import FILE
     from torchbayes.decisions.decide import decide
     from torchbayes.decisions.written import decision_columns
 
-    rule = rule_of(run)
+    cost = cost_of(chosen)
+    rule = rule_of(run, setup, cost, chosen)
     if rule is not None:
         say(f"Rule of abstention in {run / FILE}: {rule.words}")
     if rule is None and cost is None:

@@ -152,8 +152,9 @@ def report(argv: list[str]) -> None:
     home = Path(chosen["directory"] or folder_in(run, "report"))
     if (home / CONFIG).exists():
         raise ValueError(f"{home} holds a run, whose own page would be lost. Choose another --directory.")
-    cost, rule = cost_of(chosen), rule_of(run)
+    cost = cost_of(chosen)
     setup, posterior = load_run(run, trust=chosen["trust"])
+    rule = rule_of(run, setup, cost, chosen)
     with setup.problem.threading():
         fitted = evaluated(run, setup, posterior, draws=chosen["draws"], seed=chosen["seed"])
         section = decided(fitted, cost, rule) if rule is not None or cost is not None else None
@@ -201,7 +202,7 @@ def predict(argv: list[str]) -> None:
     units = Units(setup.data.classes, setup.data.target_standardise, chosen["level"])
     with setup.problem.threading():
         functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
-        columns = columns_of(functions, new.inputs, units, also=deciding(run, setup, cost_of(chosen)))
+        columns = columns_of(functions, new.inputs, units, also=deciding(run, setup, chosen))
         test_columns = columns_of(functions, setup.data.test.inputs[:_SHOWN], units)
     write_columns(output, columns, names=new.names, digits=units.digits)
     picture = savefig(

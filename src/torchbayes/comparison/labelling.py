@@ -179,7 +179,7 @@ def _labelled(path: Path, target: str, pool: Any) -> tuple[Any, list[int]]:
     wrong = [text for text in places if not text.isdecimal() or not 1 <= int(text) <= len(pool)]
     if wrong:
         raise ValueError(f"`{PLACE}` of {path} must number rows of the pool, 1 to {len(pool)}; got {wrong[0]!r}.")
-    filled = frame[target].str.strip() != ""
+    filled = np.array(frame[target].str.strip() != "")
     if not filled.any():
         raise ValueError(f"{path} has no labels yet. Fill in its column {target!r}, save it, and resume.")
     if not filled.all():
@@ -188,8 +188,8 @@ def _labelled(path: Path, target: str, pool: Any) -> tuple[Any, list[int]]:
             AcquisitionWarning,
         )
     known = np.array([int(text) - 1 for text in places])
-    labelled = pool.iloc[known[filled.to_numpy()]].copy()
-    labelled[target] = frame[target][filled].to_numpy()
+    labelled = pool.iloc[known[filled]].copy()
+    labelled[target] = np.array(frame[target])[filled]
     return labelled, known.tolist()
 
 

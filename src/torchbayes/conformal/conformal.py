@@ -97,7 +97,8 @@ class Conformal:
         problems, needed = [], fewest_rows(self.coverage, self.confidence)
         for name, each in self.thresholds.items():
             if each.value == math.inf and (each.weighted or each.rank > each.rows):
-                which = "" if self.rows.names == (ALL,) else f" of group {name}"
+                kind = "class" if self.rows.by_class else "group"
+                which = "" if self.rows.names == (ALL,) else f" of {kind} {name}"
                 need = "by their weights" if each.weighted else f"at least {needed} are needed"
                 few = f"{each.rows} calibration rows{which} are too few for coverage {self.coverage:g} ({need})"
                 problems.append(f"{few}, so that sets hold every target")

@@ -21,6 +21,7 @@ from torchbayes.decisions.decide import ERROR, decide
 from torchbayes.decisions.given import Given, given_of
 from torchbayes.decisions.numbers import NumberCost
 from torchbayes.native.process import undisturbed
+from torchbayes.posteriors.problems import note
 
 
 @undisturbed
@@ -78,7 +79,33 @@ def abstain(
     if limit >= settled.bound:
         name = "rate" if risk is None else "risk"
         raise ValueError(f"`{name}` must be below the largest loss, {settled.bound:g}; got {limit:g}.")
-    return Abstention(torch.cat(losses), torch.cat(scores), limit, confidence_or_none, settled.bound, settled)
+    rule = Abstention(torch.cat(losses), torch.cat(scores), limit, confidence_or_none, settled.bound, settled)
+    if copies := _copies(rule):
+        note(
+            f"{copies:,} of {len(rule.scores_N):,} held-out rows have score and loss of another one. If they are "
+            f"copies, give each once: the promise is that of as many independent rows."
+        )
+    return rule
+
+
+def _copies(rule: Abstention) -> int:
+    """Return how many rows seem to be copies of others; 0 if they are few.
+
+    Copies have one score and one loss. Rows that have few different inputs have one score and losses that differ.
+    Scores of next to nothing say nothing.
+    """
+    doubtful = rule.scores_N > _CERTAIN * rule.bound
+    scores, losses = rule.scores_N[doubtful].float(), rule.losses_N[doubtful]
+    different, place = scores.unique(return_inverse=True)
+    copies = len(scores) - len(different)
+    least, largest = (
+        losses.new_zeros(len(different)).scatter_reduce(0, place, losses, how, include_self=False)
+        for how in ("amin", "amax")
+    )
+    return copies if copies > _FEW * len(rule.scores_N) and bool((least == largest).all()) else 0
+
+
+_CERTAIN, _FEW = 1e-6, 0.05  # scores, and shares of the rows, up to which copies are not looked for
 
 
 def _promise(risk: float | None, rate: float | None, confidence: float) -> tuple[float, float | None]:

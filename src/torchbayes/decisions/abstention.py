@@ -11,6 +11,7 @@ they are not the same:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +54,7 @@ class Abstention:
         confidence: 1 − δ, the probability that the risk is at most α; None where the rate is promised, on average.
         bound: the largest loss.
         cost: the costs by which rows were decided; None for losses of one's own.
+        drawn: `draws` and `seed` of the functions that predicted, by name, where a command has drawn them.
     """
 
     losses_N: Any
@@ -61,11 +63,13 @@ class Abstention:
     confidence: float | None = 0.9
     bound: float = 1.0
     cost: Costs | NumberCost | None = None
+    drawn: Mapping[str, int | None] | None = None
 
     def __post_init__(self) -> None:
         check_positive(limit=self.limit, bound=self.bound)
         optional(check_coverage, confidence=self.confidence)
         optional(check_kind, (Costs, NumberCost), "costs, such as decisions.Costs", cost=self.cost)
+        optional(check_kind, Mapping, "a mapping from names to numbers", drawn=self.drawn)
         losses_N, scores_N = (as_numbers(name, getattr(self, name)) for name in ("losses_N", "scores_N"))
         for name, values_N in (("losses_N", losses_N), ("scores_N", scores_N)):
             if values_N.ndim != 1 or not len(values_N):
@@ -176,7 +180,7 @@ class Abstention:
         if not same_cost(self.cost, decisions.cost):
             raise ValueError(
                 "this rule was certified for other costs than these decisions are made by. Certify one for them, on "
-                "rows that were held out."
+                "rows that were held out, or decide without a rule."
             )
         return replace(decisions, abstained=decisions.abstained | ~self.accepts(decisions.expected_cost))
 
@@ -194,6 +198,7 @@ class Abstention:
             "limit": self.limit,
             "confidence": self.confidence,
             "bound": self.bound,
+            "drawn": self.drawn,
         }
         tensors = {"losses": self.losses_N, "scores": self.scores_N}
         if isinstance(self.cost, Costs):
@@ -248,6 +253,6 @@ def load(path: str | Path) -> Abstention:
         if kind is None:
             raise ValueError(f"{path} names the cost {header['cost']['name']!r}, which this version does not have.")
         cost = kind(**settings)
-    return Abstention(
-        tensors["losses"], tensors["scores"], header["limit"], header["confidence"], header["bound"], cost
-    )
+    limit, confidence, bound = (header[name] for name in ("limit", "confidence", "bound"))
+    losses_N, scores_N = tensors["losses"], tensors["scores"]
+    return Abstention(losses_N, scores_N, limit, confidence, bound, cost, header.get("drawn"))

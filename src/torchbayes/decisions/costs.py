@@ -64,7 +64,10 @@ class Costs:
         object.__setattr__(self, "actions", actions)
         object.__setattr__(self, "classes", classes)
         if ABSTAIN in map(str, actions):
-            raise ValueError(f"an action must not be called {ABSTAIN!r}. Give its cost as `abstain`.")
+            raise ValueError(
+                f"no action may be called {ABSTAIN!r}, which is the decision to hand a row on; its cost is `abstain`. "
+                f"Rename it, or the class of this name."
+            )
 
     @classmethod
     def errors(cls, classes: Iterable[Any]) -> Costs:

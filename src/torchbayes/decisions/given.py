@@ -13,6 +13,7 @@ from torchbayes.checks import as_numbers, seen
 from torchbayes.conformal.numbers import as_double, numbers_like
 from torchbayes.conformal.rows import is_over_classes, judged
 from torchbayes.data.base import Standardise
+from torchbayes.data.own.rows import shortened
 from torchbayes.decisions.costs import names_of
 from torchbayes.metrics._checks import check_probs
 from torchbayes.predictive.average import Predictive
@@ -38,8 +39,13 @@ class Given:
     by_name: bool = False
 
     def named(self, classes: Any) -> Given:
-        """Return the same predictions, of classes of these names where they have none."""
-        return self if self.classes or classes is None else replace(self, classes=names_of("classes", classes))
+        """Return the same predictions, of classes of these names where they have none; a ValueError if they differ."""
+        if classes is None:
+            return self
+        names = names_of("classes", classes)
+        if self.classes and {*map(str, names)} != {*map(str, self.classes)}:
+            raise ValueError(f"`classes` must be those of the predictions, {shortened(self.classes)}; got {names}.")
+        return self if self.classes else replace(self, classes=names)
 
     @property
     def over_classes(self) -> bool:
@@ -80,7 +86,9 @@ def given_of(prediction: Any, inputs: Any = None, *, targets: Standardise | None
         if inputs is not None:
             raise ValueError(f"these predictions are made already; got `inputs` {seen(inputs)}. Leave them out.")
         predictive = prediction if isinstance(prediction, Predictive) else _of_probs(prediction)
-        return Given(predictive, units=targets)
+        columns = [*getattr(prediction, "columns", ())]  # of a data frame, numbers unless they are names
+        classes = names_of("columns of prediction", columns) if columns != [*range(len(columns))] else ()
+        return Given(predictive, classes, targets)
     if inputs is None and (hasattr(prediction, "predict_proba") or hasattr(prediction, "model")):
         raise ValueError("`inputs` must be the rows to decide on, as a posterior or an estimator is given; got None.")
     if hasattr(prediction, "classes_") and hasattr(prediction, "predict_proba"):

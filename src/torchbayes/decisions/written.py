@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,20 @@ def number_cost(settings: Any, source: str) -> NumberCost:
     check_name(f"cost in {source}", name, NUMBER_COSTS)
     if not isinstance(fields, Mapping | None):
         raise TypeError(f"{source} must have settings of {name!r} by name; got {seen(fields)}.")
+    kind, known = NUMBER_COSTS[name], [field.name for field in dataclasses.fields(NUMBER_COSTS[name])]
+    for setting in fields or ():
+        if setting not in known:
+            has = f"Its settings are {', '.join(known)}" if known else "It has none"
+            raise ValueError(f"{source}: {name!r} has no setting {setting!r}. {has}; numbers have decimal points.")
     try:
-        return NUMBER_COSTS[name](**(fields or {}))
+        return kind(**{setting: _number(value) for setting, value in (fields or {}).items()})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{source}: {error}") from None
+
+
+def _number(value: Any) -> Any:
+    """Return a number that YAML takes for text, such as 1e9."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value

@@ -31,13 +31,30 @@ def checked_rows(estimator: Any, X: Any, y: Any = "no_validation", *, reset: boo
         table = as_table(X)
         validate_data(estimator, X, y, reset=reset, skip_check_array=True)
         check_array(np.zeros((len(table), 1)), ensure_min_samples=least, estimator=estimator)
-        return table, y
+        return table if reset else _named_as_before(estimator, table), y
     numbers: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": least}
     if isinstance(y, str):
-        return as_table(validate_data(estimator, X, y, reset=reset, **numbers)), y
+        table = as_table(validate_data(estimator, X, y, reset=reset, **numbers))
+        return table if reset else _named_as_before(estimator, table), y
     several = estimator.__sklearn_tags__().target_tags.multi_output
     X, y = validate_data(estimator, X, y, reset=reset, multi_output=several, **numbers)
-    return as_table(X), y
+    table = as_table(X)
+    return table if reset else _named_as_before(estimator, table), y
+
+
+def _named_as_before(estimator: Any, table: Table) -> Table:
+    """Return a table whose columns have the names of the fit, by their order where only one of the two had names.
+
+    scikit-learn warns of that, and refuses other names.
+    """
+    known, places = getattr(estimator, "feature_names_in_", None), range(len(table.names))
+    fitted = {column.name for column in estimator.preparation_.columns.columns}
+    if fitted <= {*table.names} or (known is not None and {*known} & {*table.names}):
+        return table
+    for names in [[f"x{place}" for place in places], [*map(str, places)]] if known is None else [[*known]]:
+        if fitted <= {*names}:
+            return replace(table, columns=dict(zip(names, table.columns.values(), strict=True)))
+    return table
 
 
 def average_blocks(estimator: Any, X: Any) -> Iterator[tuple[Predictive, int]]:

@@ -7,7 +7,8 @@ and depends on the rows and the seed, but not on the order of the rows. Preparat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torchbayes.conformal.conformal import SCORES, Conformal
 from torchbayes.conformal.ranks import check_coverage, fewest_rows
 from torchbayes.data.base import Standardise
 from torchbayes.data.own.table import Table, texts_of
+from torchbayes.posteriors.problems import ProblemWarning, warn_of
 from torchbayes.randomness.seeds import Purpose, generator
 from torchbayes.sklearn.tables import order_of, repeated
 
@@ -103,16 +105,22 @@ def calibrated(estimator: Any, rows: Any, split: Split) -> Conformal:
     targets: Any = model_targets(rows.targets, estimator.target_units_)
     if estimator.weighted_:
         targets = (targets, torch.ones(len(targets)))
-    return calibrate(
-        estimator.posterior_,
-        (estimator.preparation_(rows.table), targets),
-        coverage=split.coverage,
-        score=split.score,
-        groups=groups_of(rows.table, split.groups),
-        weights=rows.weights,
-        confidence=split.confidence,
-        seed=estimator.seed_,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ProblemWarning)  # which follow with the names of the classes
+        conformal = calibrate(
+            estimator.posterior_,
+            (estimator.preparation_(rows.table), targets),
+            coverage=split.coverage,
+            score=split.score,
+            groups=groups_of(rows.table, split.groups),
+            weights=rows.weights,
+            confidence=split.confidence,
+            seed=estimator.seed_,
+        )
+    if conformal.rows.by_class:
+        conformal = replace(conformal, rows=replace(conformal.rows, names=tuple(estimator.classes_.tolist())))
+    warn_of(conformal.problems, "this calibration")
+    return conformal
 
 
 def groups_of(table: Table, groups: str | None) -> Any:
