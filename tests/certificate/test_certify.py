@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.oracles import LinearGaussian, classes, normal
-from torchbayes.certificate.refits import needed_levels
+from torchbayes.certificate.refits import _judged, needed_levels
 from torchbayes.linalg import Dense, Diagonal
 
 NOISE = 0.5
@@ -122,6 +122,23 @@ def test_what_is_wrong_is_flagged_and_what_is_right_is_not(check: str, fit: Any,
         assert actual.numbers
         assert actual.threshold
         assert bool(actual.remedy) == (actual.grade != "green" or check == "simulation")
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "rows", "grade"),
+    [
+        (5, 0, 100, "green"),
+        (4, 1, 100, "red"),
+        (3, 2, 100, "red"),
+        (1, 1, 6, "red"),
+        (9, 1, 20, "amber"),
+        (4, 1, 3, "amber"),
+    ],
+)
+def test_fits_that_are_all_wrong_do_not_excuse_themselves(good: int, bad: int, rows: int, grade: str) -> None:
+    right = (torch.arange(rows).double() + 0.5) / rows
+    levels = [right] * good + [torch.full_like(right, 0.9999)] * bad
+    assert _judged(levels, [1.0] * len(levels)).grade == grade
 
 
 @pytest.mark.parametrize(("noise", "grade"), [(0.5, "green"), (0.3, "red"), (1.0, "red")])

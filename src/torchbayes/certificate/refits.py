@@ -16,7 +16,7 @@ from torchbayes.driver.progress import counted
 from torchbayes.randomness.seeds import Purpose, generator, mix
 
 _LEVELS = (0.5, 0.8, 0.95)
-_SIGMAS = 2.4  # standard errors, three levels together at 5 %
+_SIGMAS, _CERTAIN = 2.4, 3.5  # standard errors: three levels together at 5 %, and red
 _SLIGHT, _FAR = 0.02, 0.1  # differences of coverage: of no consequence, and red
 _SAME, _OTHER = {"TV": 0.02, "W1 / sd": 0.1}, {"TV": 0.1, "W1 / sd": 0.3}  # up to which green, and amber
 
@@ -75,10 +75,8 @@ def _judged(levels: list[Tensor], nlls: list[float]) -> Check:
     numbers, grades, off = {}, [], 0.0
     for level in _LEVELS:
         inside = float((needed_N <= level).double().mean())
-        by_fold = torch.tensor([float((each <= level).double().mean()) for each in levels]).double()
-        error = max(math.sqrt(level * (1 - level) / len(needed_N)), float(by_fold.std() / math.sqrt(len(levels))))
         numbers[f"{100 * level:.0f} %"] = inside
-        grades.append(_grade(inside - level, error))
+        grades.append(_grade(abs(inside - level), math.sqrt(level * (1 - level) / len(needed_N))))
         off += inside - level
     inside = numbers["95 %"]
     grade = worst(*grades)
@@ -89,7 +87,7 @@ def _judged(levels: list[Tensor], nlls: list[float]) -> Check:
         grade,
         {"95 %": inside, **{name: value for name, value in numbers.items() if name != "95 %"}, "rows": len(needed_N)}
         | {"NLL": sum(nlls) / len(nlls)},
-        f"green: within {_SLIGHT} or {_SIGMAS} standard errors; red: off by more than {_FAR}",
+        f"green: within {_SLIGHT} or {_SIGMAS} standard errors; red: off by more than {_FAR} and {_CERTAIN} of them",
         f"Over {len(levels)} fits, each without some rows, intervals or sets of these rows {said}: "
         f"{100 * inside:.1f} % at 95 %. This judges network, likelihood and prior too.",
         ""
@@ -99,9 +97,10 @@ def _judged(levels: list[Tensor], nlls: list[float]) -> Check:
 
 
 def _grade(difference: float, error: float) -> Grade:
-    if abs(difference) <= max(_SLIGHT, _SIGMAS * error):
+    """Return the grade by the binomial standard error; one over fits would excuse a fit that is wrong."""
+    if difference <= max(_SLIGHT, _SIGMAS * error):
         return "green"
-    return "red" if abs(difference) > _FAR else "amber"
+    return "red" if difference > max(_FAR, _CERTAIN * error) else "amber"
 
 
 def seeds(case: Case) -> Check:
