@@ -110,23 +110,57 @@ def test_gaps_are_refused_or_filled_with_the_value_before(capsys, frame, freq):
     [
         ({}, ["--others", "shop"], "column 'shop' must hold numbers"),
         ({}, ["--others", "weather"], "There is no column of sales.csv called 'weather'"),
-        ({"month": "soon"}, [], "column 'month' must hold dates in one form"),
-        ({"month": 7}, [], "evenly spaced and increase"),
+        ({"month": "soon"}, [], "column 'month' must hold dates of one form that is known"),
+        ({"month": 7}, [], "numbers that are evenly spaced"),
         ({"sold": 3.0}, [], "all 96 values of `series` are the same"),
         ({}, ["--horizon", "0"], "`horizon` must be a whole number of at least 1"),
+        ({}, ["--season", "0"], "`season` must be a whole number of at least 1"),
+        ({}, ["--others", "month"], "column 'month' must hold numbers; it holds texts"),
+        ({}, ["--zone", "Mars/Base"], "`--zone` 'Mars/Base' is not known"),
+        (
+            {"month": pd.date_range("2025-12-25", periods=96, freq="D", tz="Europe/Berlin")},
+            [],
+            "several offsets from UTC.* --zone Europe/Vienna[^!]*must be evenly spaced",
+        ),
+        ({"month": ["2026-01-01T00:00", "2026-01-02T00:00+01:00"] * 48}, [], "all have an offset from UTC, or none"),
         ({}, ["--horizon", "90"], "of them to look back"),
         ({}, ["--coverage", "2"], "must lie between 0 and 1"),
     ],
 )
 def test_wrong_requests_are_said_in_one_line(capsys, frame, change, options, message):
     said = ran(capsys, frame.assign(**change), "--backtest", "0", *options, code=2)
-    assert len(said.strip().splitlines()) <= 2
+    assert len(said.strip().splitlines()) <= 3
     assert re.search(message, said)
 
 
-def test_times_may_be_numbers(capsys, frame):
-    ran(capsys, frame.assign(month=np.arange(96) * 5), "--backtest", "0", "--horizon", "2")
-    assert pd.read_csv("run/forecast.csv").step.tolist() == [1, 2]
+@pytest.mark.parametrize("order", [1, -1])
+def test_times_may_be_numbers_which_go_on(capsys, frame, order):
+    ran(capsys, frame.assign(month=np.arange(1900, 1996))[::order], "--backtest", "0", "--horizon", "2")
+    written = pd.read_csv("run/forecast.csv")
+    assert written.time.tolist() == [1996, 1997]
+    expected = BayesianForecaster(2, season=1, method=tb.MAP(epochs=2)).fit(frame.sold.to_numpy()).forecast()
+    np.testing.assert_allclose(written["quantile 0.5"], expected.median, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("times", "zone", "first"),
+    [
+        (pd.date_range("2026-01-01", periods=96, freq="h", tz="Europe/Berlin"), "", "2026-01-05 00:00:00+01:00"),
+        (pd.date_range("2026-01-01", periods=96, freq="h"), "Asia/Tokyo", "2026-01-05 00:00:00+09:00"),
+        (
+            pd.date_range("2025-12-25", periods=96, freq="D", tz="Europe/Berlin"),
+            "Europe/Berlin",
+            "2026-03-31 00:00:00+02:00",
+        ),
+        (pd.period_range("2016-01", periods=96, freq="M"), "", "2024-01-01"),
+        (pd.period_range("1990Q1", periods=96, freq="Q"), "", "2014-01-01"),
+    ],
+)
+def test_times_keep_their_zone_and_months_and_quarters_are_known(capsys, frame, times, zone, first):
+    options = ["--zone", zone] if zone else []
+    ran(capsys, frame.assign(month=times), "--backtest", "0", "--horizon", "2", *options)
+    assert pd.read_csv("run/forecast.csv").time[0] == first
+    assert str(load("run/forecaster.safetensors").forecast().frame().index[0]).startswith(first)
 
 
 def test_rows_are_sorted_and_short_series_are_not_judged(capsys, frame):

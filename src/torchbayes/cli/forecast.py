@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from torchbayes.checks import check_counts, check_name, optional
 from torchbayes.cli.options import add_method_choice, add_open, by_class, named_method, new_parser, parse, plain_method
 from torchbayes.cli.terminal import point_to, print_table, say
+from torchbayes.cli.times import Steps, filled, times_of
 from torchbayes.conformal.ranks import check_coverage
 from torchbayes.native.process import short_path
 from torchbayes.posteriors.files import write_whole
@@ -25,13 +24,13 @@ def forecast(argv: list[str]) -> None:
     chosen = _parsed(argv)
     check_counts(least=0, backtest=chosen["backtest"])
     check_coverage(coverage=chosen["coverage"])
-    optional(check_counts, horizon=chosen["horizon"])
-    series, name = _series(chosen)
+    optional(check_counts, horizon=chosen["horizon"], season=chosen["season"], context=chosen["context"])
+    (series, steps), name = _series(chosen), chosen["target"]
     season = chosen["season"] or series.season
     horizon = chosen["horizon"] or (season if season > 1 else _HORIZON)
     say(f"Horizon {horizon}, season {season}{'' if season > 1 else ' (none)'}: {len(series):,} values of {name}.")
     forecasters = _forecasters(chosen, horizon, season)
-    _write(chosen, series, name, forecasters=forecasters)
+    _write(chosen, series, steps, forecasters=forecasters)
 
 
 def _parsed(argv: list[str]) -> dict[str, Any]:
@@ -41,6 +40,8 @@ def _parsed(argv: list[str]) -> dict[str, Any]:
     parser = new_parser(forecast, config=True)
     parser.add_argument("--data", type=str, required=True, help="table with a row for each time: CSV, Parquet, ...")
     parser.add_argument("--time", type=str, required=True, help="column of the times, evenly spaced")
+    zone = "time zone of the times, such as Europe/Vienna; days then keep their hour when the clock changes"
+    parser.add_argument("--zone", type=str | None, default=None, help=zone)
     parser.add_argument("--target", type=str, required=True, help="column to forecast")
     parser.add_argument(
         "--others", nargs="+", type=str, default=[], help="columns of numbers that help, not known ahead"
@@ -68,8 +69,8 @@ def _parsed(argv: list[str]) -> dict[str, Any]:
     return parse(parser, by_class(argv, method_name, default))
 
 
-def _series(chosen: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the series of a table, and the name of its target."""
+def _series(chosen: Mapping[str, Any]) -> tuple[Any, Steps | None]:
+    """Return the series of a table; and its times, if they are numbers, which a series has not."""
     import pandas as pd
 
     from torchbayes.data.own.table import missing, read_table
@@ -79,54 +80,19 @@ def _series(chosen: Mapping[str, Any]) -> tuple[Any, str]:
     columns = [chosen["target"], *chosen["others"]]
     for column in (chosen["time"], *columns):
         check_name(f"column of {table.name}", column, table.names)
-        if column != chosen["time"] and table.columns[column].dtype.kind not in "biuf":
+        if column in columns and table.columns[column].dtype.kind not in "biuf":
             raise ValueError(f"the column {column!r} must hold numbers; it holds texts.")
     times = table.columns[chosen["time"]]
     if missing(times).any():
         raise ValueError(f"the column {chosen['time']!r} lacks {int(missing(times).sum())} times. Remove those rows.")
     frame = pd.DataFrame({column: table.columns[column].astype(float) for column in columns})
-    frame.index = _dates(chosen["time"], times)
+    frame.index = times_of(chosen["time"], times, chosen["zone"])
     if not frame.index.is_monotonic_increasing:
         frame = frame.sort_index(kind="stable")
         say(f"Rows are sorted by {chosen['time']}.")
     if chosen["fill"]:
-        frame = _filled(frame)
-    return as_series(frame), chosen["target"]
-
-
-def _dates(name: str, times: np.ndarray) -> Any:
-    """Return the index of times: dates, or places where they are evenly spaced numbers."""
-    import pandas as pd
-
-    from torchbayes.data.own.dates import forms_of, read_date
-    from torchbayes.data.own.table import texts_of
-
-    if times.dtype.kind != "O":
-        steps = np.diff(times.astype(float))
-        if len(steps) and not (steps[0] > 0 and np.allclose(steps, steps[0], rtol=1e-6)):
-            raise ValueError(f"the column {name!r} must hold dates, or numbers that are evenly spaced and increase.")
-        return pd.RangeIndex(len(times))
-    texts = texts_of(times)
-    forms = forms_of(list(dict.fromkeys(texts)))
-    if not forms:
-        raise ValueError(f"the column {name!r} must hold dates in one form, such as 2026-01-31 or 2026-01-31 13:00.")
-    return pd.DatetimeIndex([read_date(text, forms[0]) for text in texts])
-
-
-def _filled(frame: Any) -> Any:
-    """Return a frame whose gaps and missing values are the value before them, and say how many."""
-    import pandas as pd
-
-    from torchbayes.forecasting.steps import usual_step
-
-    dates = frame.index
-    if isinstance(dates, pd.DatetimeIndex) and len(frame) > 2 and dates.is_monotonic_increasing and dates.is_unique:
-        every = pd.date_range(dates[0], dates[-1], freq=usual_step(dates))
-        if dates.isin(every).all():  # uneven times are refused later
-            frame = frame.reindex(every)
-    lacking = int(frame.isna().any(axis=1).sum())
-    say(f"Filled with the value before: {lacking:,} of {len(frame):,} times.")
-    return frame.ffill()
+        frame = filled(frame)
+    return as_series(frame), Steps.of(chosen["time"], frame.index)
 
 
 def _forecasters(chosen: Mapping[str, Any], horizon: int, season: int) -> dict[str, Any]:
@@ -158,17 +124,19 @@ def _forecasters(chosen: Mapping[str, Any], horizon: int, season: int) -> dict[s
     return {type(chosen["method"]).__name__: network, **others}
 
 
-def _write(chosen: Mapping[str, Any], series: Any, name: str, *, forecasters: Mapping[str, Any]) -> None:
+def _write(chosen: Mapping[str, Any], series: Any, steps: Steps | None, *, forecasters: Mapping[str, Any]) -> None:
     """Write the forecast, its page and the scores, and print what they say."""
     from torchbayes.forecasting import page as shown
     from torchbayes.forecasting.forecast import LEVELS
 
-    (kind, network), directory = next(iter(forecasters.items())), Path(chosen["directory"])
+    (kind, network), directory, name = next(iter(forecasters.items())), Path(chosen["directory"]), chosen["target"]
     tables, adaptive = _judged(chosen, series, forecasters)
     fitted = network.fit(series)
     ahead = fitted.forecast(levels=sorted({*LEVELS, *_ends(chosen["coverage"])}))
     frame = ahead.frame()
     frame.columns = [f"quantile {level}" for level in frame.columns]
+    if steps is not None:
+        frame.index = steps.after(len(frame))
     adapted = adaptive[f"{kind} + PID"].intervals(ahead) if adaptive else None
     if adapted is not None:
         frame["adapted low"], frame["adapted high"] = adapted
@@ -216,7 +184,19 @@ def _settings(chosen: Mapping[str, Any], network: Any) -> dict[str, Any]:
     """Return what the page records."""
     from torchbayes.catalogue.config import describe
 
-    asked = ("data", "time", "target", "others", "fill", "network", "likelihood", "seed", "coverage", "backtest")
+    asked = (
+        "data",
+        "time",
+        "zone",
+        "target",
+        "others",
+        "fill",
+        "network",
+        "likelihood",
+        "seed",
+        "coverage",
+        "backtest",
+    )
     told = {"horizon": network.horizon, "season": network.season, "context": network.context}
     return {**{name: chosen[name] for name in asked}, **told, "method": describe(network.method)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -20,6 +21,15 @@ def table(path: Path, cells: list[str], name: str = "when") -> Data:
     rows = [f'"{cell}",{i % 7},{i * 1.5}' for i, cell in enumerate(cells)]
     path.write_text("\n".join([f"{name},x,y", *rows]) + "\n")
     return read_tabular(path, target="y")
+
+
+def test_months_are_their_first_days() -> None:
+    texts = [f"{2020 + k // 12}-{k % 12 + 1:02}" for k in range(30)]
+    months, days = fit_dates("when", texts, flag=False), fit_dates("when", [f"{text}-01" for text in texts], flag=False)
+    assert months is not None
+    assert days is not None
+    assert replace(months, form="%Y-%m-%d") == replace(days, form="%Y-%m-%d")
+    assert months.texts(np.array([0.0, 31.0])).tolist() == ["2020-01", "2020-02"]
 
 
 @pytest.mark.parametrize(

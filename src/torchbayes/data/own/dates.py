@@ -24,7 +24,7 @@ _DAYS = (
     "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%b-%y",
 )  # fmt: skip
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p")
-_FORMS = (ISO, *map("".join, product(_DAYS, _TIMES)))
+_FORMS = (ISO, *map("".join, product(_DAYS, _TIMES)), "%Y-%m", "%Y/%m")
 _SCREENED = 50  # texts that rule most forms out
 _PER_DAY = 86_400.0
 _YEAR = 365.2425  # days
