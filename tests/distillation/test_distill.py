@@ -50,6 +50,24 @@ def test_an_interpolating_student_repeats_its_teacher(head: Any, apart: float) -
     assert_close(learned.entropy - learned.expected_entropy, learned.mutual_information, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(("rows", "mixtures", "held_out"), [(30, None, 17 * 30), (30, 0, None), (600, None, None)])
+def test_few_inputs_are_judged_by_asking_the_teacher_at_others(
+    monkeypatch: pytest.MonkeyPatch, rows: int, mixtures: int | None, held_out: int | None
+) -> None:
+    given: dict[str, Any] = {}
+
+    def recorded(model: tb.Model, pair: Any, method: tb.MAP, *, validation: Any, seed: int) -> Any:
+        given.update(pair=pair, validation=validation)
+        return tb.fit(model, pair, method, seed=seed, callbacks=())
+
+    monkeypatch.setattr("torchbayes.distillation.distill.fit", recorded)
+    teacher, inputs = ensemble(classifier()), normal(rows, 3).float()
+    tb.distill(teacher, inputs, method=_SHORT, mixtures=mixtures)
+    assert torch.equal(given["pair"][0][:rows], inputs)
+    assert len(given["pair"][0]) == rows * (5 if mixtures is None else 1)
+    assert (given["validation"] and len(given["validation"][0])) == held_out
+
+
 @pytest.mark.slow
 def test_a_linear_gaussian_regression_is_repeated() -> None:
     inputs, noise, prior = normal(12, 1), 0.3, 1.5

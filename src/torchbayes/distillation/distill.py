@@ -27,6 +27,7 @@ from torchbayes.predictive.predict import Source, as_source
 from torchbayes.selection import fit
 
 _MIXTURES = 4  # of each row
+_FEW, _HELD_OUT = 2500, 500  # rows below which the teacher is asked at others, to hold out; and at how many
 _ROWS = 1024
 _HEADS = ("auto", "dirichlet", "gaussian")
 
@@ -83,7 +84,7 @@ def distill(
     source, seed = as_source(posterior, draws, seed), as_seed(seed)
     if source.model.shared or source.model.coupled:
         raise ValueError("inputs that rows share, and rows that depend on each other, cannot be distilled row by row.")
-    rows = _all_inputs(source.model, inputs, mixtures, seed)
+    rows, held_out = _all_inputs(source.model, inputs, mixtures, seed)
     first = source.predictive(rows_of(rows, slice(2)))
     chosen, outputs = head_of(head, first), first.outputs_SBK.shape[-1]
     if isinstance(chosen, NumbersHead):
@@ -92,9 +93,9 @@ def distill(
     build = Build(outputs) if network is not None else _widening(source.model, rows_of(rows, slice(2)), outputs, wanted)
     made = student_network(source.model, chosen, build, given=network)
     student = model_of(source.model, chosen, made)
-    moments = _moments(source, rows, chosen)
     _check_width(student, rows_of(rows, slice(2)), wanted)
-    point = fit(student, (rows, moments), method or MAP(optimizer=Adam(3e-3)), seed=seed)
+    pair, others = (None if each is None else (each, _moments(source, each, chosen)) for each in (rows, held_out))
+    point = fit(student, pair, method or MAP(optimizer=Adam(3e-3)), validation=others, seed=seed)
     predicting = model_of(source.model, chosen, made, predicts=True)
     return Student(replace(point, model=predicting), chosen, build, source)
 
@@ -116,13 +117,16 @@ def _check_width(model: Model, inputs: Any, wanted: int) -> None:
         )
 
 
-def _all_inputs(model: Model, inputs: Any, mixtures: int | None, seed: int) -> Any:
-    """Return inputs and their mixtures; a ValueError if mixtures are wanted where there can be none."""
+def _all_inputs(model: Model, inputs: Any, mixtures: int | None, seed: int) -> tuple[Any, Any]:
+    """Return inputs with their mixtures, and other mixtures to hold out; a ValueError if wanted where none can be."""
     rows = inputs_of(model, inputs)
     if mixtures and not can_mix(rows):
         raise ValueError(f"inputs that are no single tensor of real numbers cannot be mixed; got mixtures={mixtures}.")
-    count = (_MIXTURES if can_mix(rows) else 0) if mixtures is None else mixtures
-    return with_mixtures(rows, count, seed)
+    count, size = (_MIXTURES if can_mix(rows) else 0) if mixtures is None else mixtures, batch_size(rows)
+    training = size * (1 + count)
+    others = -(-_HELD_OUT // size) if count and training < _FEW else 0
+    made = with_mixtures(rows, count + others, seed)
+    return (made[:training], made[training:]) if others else (made, None)
 
 
 def _moments(source: Source, rows: Any, head: Head) -> Tensor:
