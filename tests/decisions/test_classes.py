@@ -140,6 +140,17 @@ def test_files_that_are_no_costs_are_refused(tmp_path, text: str, says: str):
     assert str(path) in str(refused.value)
 
 
+def test_files_of_a_spreadsheet_are_read(tmp_path):
+    texts = "action,a,b\nwait,0,20.5\ntreat,3,1\n", "\ufeffaction;a;b\r\nwait;0;20,5\r\ntreat;3;1\r\n"
+    made = []
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.csv").write_text(text, "utf-8")
+        made.append(Costs.read(tmp_path / f"{number}.csv"))
+    assert torch.equal(made[0].costs, made[1].costs)
+    assert made[1].actions == ("wait", "treat")
+    assert made[1].classes == ("a", "b")
+
+
 def test_columns_of_a_frame_of_probabilities_are_names():
     frame = pd.DataFrame([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]], columns=["ill", "well", "dead"])
     cost = {"treat": {"ill": 0, "well": 5, "dead": 0}, "wait": {"ill": 9, "well": 0, "dead": 0}}

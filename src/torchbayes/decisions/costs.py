@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_file, as_numbers, nearest, seen
+from torchbayes.data.own.table import separator_of
 from torchbayes.native.process import undisturbed_methods
 
 ABSTAIN = "abstain"
@@ -84,7 +85,7 @@ class Costs:
 
     @classmethod
     def read(cls, path: str | Path) -> Costs:
-        """Read a CSV file of costs: names in its first row and its first column.
+        """Read a CSV file of costs: names in its first row and its first column; semicolons and decimal commas will do.
 
         Args:
             path: the file. Its first cell says what the rows are: "action" or "class".
@@ -105,7 +106,7 @@ class Costs:
         if not lines or any(len(line) != len(head) for line in lines):
             raise ValueError(f"{path} must have {len(head)} cells in each of its rows, and a row besides the first.")
         try:
-            table = torch.tensor([[float(cell) for cell in line[1:]] for line in lines], dtype=torch.float64)
+            table = torch.tensor([[_number(cell) for cell in line[1:]] for line in lines], dtype=torch.float64)
         except ValueError as error:
             raise ValueError(f"{path} must hold numbers beside its names ({error}).") from None
         rows, columns = [line[0].strip() for line in lines], [cell.strip() for cell in head[1:]]
@@ -218,13 +219,20 @@ def names_of(axis: str, names: Any) -> tuple[Any, ...]:
     return plain
 
 
+def _number(cell: str) -> float:
+    """Return the number of a cell, which may have a decimal comma where commas do not separate."""
+    return float(cell.replace(",", "."))
+
+
 def _cells(path: str | Path) -> list[list[str]]:
-    """Return the cells of a CSV file, without empty lines."""
+    """Return the cells of a CSV file, whatever separates them, without empty lines."""
     file = as_file(path)
     if file.stat().st_size > _LARGEST:
         raise ValueError(f"{path} is no table of costs: it has {file.stat().st_size:,} bytes, more than {_LARGEST:,}.")
     try:
-        rows = [row for row in csv.reader(io.StringIO(file.read_bytes().decode("utf-8-sig"))) if any(row)]
+        text = file.read_bytes().decode("utf-8-sig")
+        mark = separator_of(text)[0] if text.strip() else ","
+        rows = [row for row in csv.reader(io.StringIO(text), delimiter=mark) if any(row)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is no CSV file in UTF-8 ({error}).") from None
     if not rows:

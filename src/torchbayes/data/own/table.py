@@ -164,7 +164,7 @@ def read_texts(path: Path) -> pd.DataFrame:
 
     encoding = _marked_encoding(as_file(path))
     try:
-        separator, first = _separator(_head(path, encoding)[0])
+        separator, first = separator_of(_head(path, encoding)[0])
         read = partial(pd.read_csv, path, sep=r"\s+" if separator == " " else separator, encoding=encoding, dtype=str)
         read = partial(read, keep_default_na=False, index_col=False, skipinitialspace=True)
         frame = _read_whole(read, len(first))
@@ -193,7 +193,7 @@ def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]
     sample, line = _head(path, encoding)
     if "\x00" in sample:
         raise ValueError("it holds binary data")
-    separator, first = _separator(sample)
+    separator, first = separator_of(sample)
     if (count := line.count(separator) + 1) > _MOST:
         raise ValueError(
             f"its first line has {count:,} values, and a table at most {_MOST:,} columns; give so many as an array, in "
@@ -281,7 +281,7 @@ def _check_encoding(encoding: str | None) -> None:
         raise ValueError(f"`encoding` must be one that Python knows, such as latin-1; got {seen(encoding)}.") from error
 
 
-def _separator(sample: str) -> tuple[str, list[str]]:
+def separator_of(sample: str) -> tuple[str, list[str]]:
     """Return what separates the values of a text, and the values of its first line."""
     if not sample.strip():
         raise ValueError("it is empty")
