@@ -44,7 +44,7 @@ def cost_of(chosen: Mapping[str, Any]) -> Any:
     return number_cost(read_config(as_file(path)), named)
 
 
-def rule_of(run: Path, setup: Setup, cost: Any, chosen: Mapping[str, Any]) -> Abstention | None:
+def rule_of(run: Path, setup: Setup, chosen: Mapping[str, Any]) -> Abstention | None:
     """Return the rule of abstention that was certified for a run; None if there is none, or it is for other costs.
 
     Raises ValueError if it was certified for other functions than those of the options, whose risk it does not promise.
@@ -59,7 +59,7 @@ def rule_of(run: Path, setup: Setup, cost: Any, chosen: Mapping[str, Any]) -> Ab
     if not path.is_file():
         return None
     rule, drawn, classes = load(path), {name: chosen[name] for name in DRAWN}, setup.data.classes
-    if cost is not None:
+    if (cost := cost_of(chosen)) is not None:
         if classes and (isinstance(cost, Costs) or cost == ERROR):
             table = Costs.errors(classes) if cost == ERROR else cost
             asked: Any = table.for_classes(classes, len(classes))
@@ -91,7 +91,7 @@ def deciding(
     from torchbayes.decisions.written import decision_columns
 
     cost = cost_of(chosen)
-    rule = rule_of(run, setup, cost, chosen)
+    rule = rule_of(run, setup, chosen)
     if rule is not None:
         say(f"Rule of abstention in {run / FILE}: {rule.words}")
     if rule is None and cost is None:

@@ -154,7 +154,7 @@ def report(argv: list[str]) -> None:
         raise ValueError(f"{home} holds a run, whose own page would be lost. Choose another --directory.")
     cost = cost_of(chosen)
     setup, posterior = load_run(run, trust=chosen["trust"])
-    rule = rule_of(run, setup, cost, chosen)
+    rule = rule_of(run, setup, chosen)
     with setup.problem.threading():
         fitted = evaluated(run, setup, posterior, draws=chosen["draws"], seed=chosen["seed"])
         section = decided(fitted, cost, rule) if rule is not None or cost is not None else None
