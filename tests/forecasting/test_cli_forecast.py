@@ -18,6 +18,7 @@ import torchbayes as tb
 from tests.catalogue import mine
 from torchbayes.cli.commands import main
 from torchbayes.cli.forecast import _parsed as parsed
+from torchbayes.cli.times import Steps
 from torchbayes.forecasting import BayesianForecaster, load
 
 FEW = ["--method", "MAP", "--method.epochs", "2", "--directory", "run"]
@@ -138,6 +139,9 @@ def test_times_may_be_numbers_which_go_on(capsys, frame, order):
     ran(capsys, frame.assign(month=np.arange(1900, 1996))[::order], "--backtest", "0", "--horizon", "2")
     written = pd.read_csv("run/forecast.csv")
     assert written.time.tolist() == [1996, 1997]
+    steps = Steps.of("t", pd.Index([1.7e9 + 0.5 + 0.1 * k for k in range(4)]))
+    assert steps is not None
+    assert steps.after(1).tolist() == [1.7e9 + 0.9]
     expected = BayesianForecaster(2, season=1, method=tb.MAP(epochs=2)).fit(frame.sold.to_numpy()).forecast()
     np.testing.assert_allclose(written["quantile 0.5"], expected.median, rtol=1e-4)
 

@@ -22,8 +22,8 @@ class Steps:
     """Times that are evenly spaced numbers, such as years."""
 
     name: str
-    last: Any
-    step: Any
+    last: int | float
+    step: int | float
 
     @classmethod
     def of(cls, name: str, times: pd.Index) -> Steps | None:
@@ -31,16 +31,19 @@ class Steps:
         if times.dtype.kind not in "biuf":
             return None
         numbers = times.to_numpy()
-        steps = np.diff(numbers.astype(float))
-        if not (len(steps) and steps[0] > 0 and np.allclose(steps, steps[0], rtol=1e-6)):
+        steps, rounding = np.diff(numbers.astype(float)), 4 * np.spacing(float(np.abs(numbers).max()))
+        if not (len(steps) and steps[0] > 0 and np.allclose(steps, steps[0], rtol=1e-6, atol=rounding)):
             raise ValueError(f"the column {name!r} must hold dates, or numbers that are evenly spaced.")
-        return cls(name, numbers[-1], numbers[1] - numbers[0])
+        step = numbers[1] - numbers[0] if numbers.dtype.kind in "iu" else (numbers[-1] - numbers[0]) / len(steps)
+        return cls(name, numbers[-1].item(), step.item())
 
     def after(self, count: int) -> pd.Index:
         """Return the next numbers."""
         import pandas as pd
 
-        return pd.Index([self.last + self.step * k for k in range(1, count + 1)], name="time")
+        numbers = [self.last + self.step * k for k in range(1, count + 1)]
+        each = [float(f"{number:.12g}") if isinstance(number, float) else number for number in numbers]
+        return pd.Index(each, name="time", dtype=object)  # which is written as it is, and not in the digits of values
 
 
 def times_of(name: str, times: np.ndarray, zone: str | None) -> Any:
