@@ -1,4 +1,4 @@
-"""Every member of every noun, once: a new method, posterior or network is one line here and must keep all laws."""
+"""Every member of every noun, once: methods of the catalogue, and a line for each posterior and network."""
 
 from __future__ import annotations
 
