@@ -49,7 +49,7 @@ def _parsed(argv: list[str]) -> dict[str, Any]:
     parser.add_argument(
         "--horizon", type=int | None, default=None, help="how many steps ahead; a season, or 10 if none"
     )
-    season = "steps after which values may repeat; 24 of hours, 7 of days, 52 of weeks, 12 of months; 1 for none"
+    season = "steps after which values may repeat; 24 of hours, 7 of days, 52 of weeks, 12 of months, …; 1 for none"
     parser.add_argument("--season", type=int | None, default=None, help=season)
     context = "how many values a forecast looks back; twice the larger of season and horizon"
     parser.add_argument("--context", type=int | None, default=None, help=context)
