@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_a_directory_is_of_one_study(tmp_path: Path):
         run(directory=tmp_path)
     with pytest.raises(ValueError, match="rounds of another `first`"):
         run(plan={"sizes": Sizes(5, 4, 2)}, directory=tmp_path, resume=True)
+    plan = Plan(Sizes(6, 4, 1), ("bald",), seeds=1)
+    other = tb.Model(lambda: tb.networks.mlp((2,), 4, hidden=(6,)), tb.likelihoods.Categorical())
+    for name, change in {
+        "model": {"model": other},
+        "targets": {"pool": (INPUTS, LABELS.flip(0))},
+        "test": {"test": (TEST[0], TEST[1].flip(0))},
+        "target_scale": {"plan": replace(plan, target_scale=2.0)},
+    }.items():
+        settings = {"model": model(), "pool": (INPUTS, LABELS), "test": TEST, "plan": plan} | change
+        with pytest.raises(ValueError, match=f"rounds of another `{name}`"):
+            study(**settings, method=METHOD, directory=tmp_path, resume=True, callbacks=())
 
 
 def test_classes_that_are_hardly_chosen_and_repeated_rows_are_told():

@@ -23,7 +23,7 @@ import torchbayes as tb
 from tests.botorch.cases import NOISE, bayesian_line, drawn_networks, line_given, normal_ei, points
 from tests.oracles import assert_close
 from torchbayes.botorch import PosteriorModel, thompson
-from torchbayes.linalg import Diagonal
+from torchbayes.linalg import Dense, Diagonal
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*has known numerical issues:botorch.exceptions.warnings.NumericsWarning"
@@ -197,6 +197,26 @@ def test_expected_improvement_of_a_regression_and_of_botorchs_gaussian_process()
     assert_close(
         qExpectedImprovement(drawn, best, SobolQMCNormalSampler(torch.Size([2**14]), seed=0))(pairs), of_gp, rtol=0.06
     )
+
+
+def test_observations_of_other_targets_count():
+    """Two outputs of a network share weights, so that those of one tell of the other."""
+    model = tb.Model(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double(), tb.likelihoods.Gaussian(0.3))
+    root = points(model.layout.size, model.layout.size, seed=3)
+    posterior = tb.Gaussian(
+        model, model.given_weights()[None], Dense.of_precision((root @ root.T + 0.1 * torch.eye(len(root)))[None])
+    )
+    surrogate = PosteriorModel(tb.Linearised(posterior))
+    X, Y, at = points(3, 2, seed=11), points(3, 2, seed=12), points(4, 2)
+    whole = surrogate.condition_on_observations(X, Y)
+    part = whole.subset_output([1])
+    for actual in (whole.posterior(at, output_indices=[1]), part.posterior(at)):
+        assert_close(actual.mean[:, 0], whole.posterior(at).mean[:, 1], rtol=1e-6)
+        assert_close(actual.variance[:, 0], whole.posterior(at).variance[:, 1], rtol=1e-6)
+    sets = torch.stack([Y, Y + 1])
+    assert surrogate.condition_on_observations(X, sets).subset_output([1]).batch_shape == (2,)
+    more = part.condition_on_observations(at[:1], points(1, 1, seed=13))
+    assert bool((more.posterior(at[:1]).variance < part.posterior(at[:1]).variance).all())
 
 
 @pytest.mark.parametrize("targets", [1, 2])

@@ -124,6 +124,20 @@ def test_what_is_wrong_is_flagged_and_what_is_right_is_not(check: str, fit: Any,
         assert bool(actual.remedy) == (actual.grade != "green" or check == "simulation")
 
 
+def test_a_directory_is_of_one_method_and_one_model(tmp_path: Path) -> None:
+    def fitted(epochs: int) -> Any:
+        return lambda model, data, seed: tb.fit(model, data, tb.MAP(epochs=epochs), seed=seed, callbacks=())
+
+    data, budget = rows(12), tb.Budget(checks=("coverage",), folds=2)
+    posterior = fitted(2)(model(), data, 0)
+    tb.certify(posterior, data, fitted(2), budget=budget, directory=tmp_path)
+    tb.certify(posterior, data, fitted(2), budget=budget, directory=tmp_path)
+    with pytest.raises(ValueError, match="holds results of another method"):
+        tb.certify(posterior, data, fitted(3), budget=budget, directory=tmp_path)
+    with pytest.raises(ValueError, match="holds results of another model"):
+        tb.certify(posterior, data, fitted(2), model=model(1.0), budget=budget, directory=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("good", "bad", "rows", "grade"),
     [

@@ -376,6 +376,17 @@ def test_another_posterior_is_refused_before_fitting(digits, tmp_path, change, s
     assert not (tmp_path / "out").exists()
 
 
+def test_a_reference_for_another_column_is_refused(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("a,y1,y2\n" + "".join(f"{k % 7 / 7},{k % 5 / 5},{k % 3 / 3}\n" for k in range(40)))
+    problem = Problem(data=str(table), network="linear", likelihood="gaussian", target="y2")
+    fit_run(problem.setup(), tb.MAP(epochs=2), tmp_path / "run", seed=0, resume=False, callbacks=())
+    asked = replace(DIGITS, problem=problem, reference=str(tmp_path / "run"))
+    assert load_reference(asked).members == 1
+    with pytest.raises(ValueError, match="`target` is y2 there and y1 here"):
+        load_reference(replace(asked, problem=replace(problem, target="y1")))
+
+
 def test_threads_and_device_do_not_make_another_posterior(digits):
     home, _ = digits
     problem = replace(DIGITS.problem, threads=1, device="cpu")

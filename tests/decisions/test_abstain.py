@@ -44,6 +44,18 @@ def test_a_rule_accepts_the_rows_of_least_expected_cost():
     assert "500 held-out rows" in rule.words
 
 
+def test_columns_of_an_array_are_in_the_order_of_the_classes():
+    X, y = make_classification(300, n_classes=3, n_informative=4, random_state=0)
+    estimator, names = LogisticRegression().fit(X, np.array(["a", "b", "c"])[y]), ("c", "b", "a")
+    cost = torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    rule = abstain(estimator, (X, np.array(["a", "b", "c"])[y]), risk=0.4, cost=cost, classes=names)
+    made = tb.decide(estimator, X, cost=cost, classes=names)
+    assert isinstance(rule.cost, Costs)
+    assert isinstance(made.cost, Costs)
+    assert torch.equal(rule.cost.costs, made.cost.costs)
+    assert torch.equal(rule.scores_N, made.expected_cost)
+
+
 def test_copies_of_held_out_rows_are_told(recwarn):
     probs, targets = classes(60)
     abstain(tb.Predictive.from_probs(probs), targets, risk=0.3)

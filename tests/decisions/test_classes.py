@@ -140,6 +140,14 @@ def test_files_that_are_no_costs_are_refused(tmp_path, text: str, says: str):
     assert str(path) in str(refused.value)
 
 
+def test_actions_without_names_are_the_classes_of_the_table():
+    probs = torch.tensor([[0.9, 0.05, 0.05]])
+    table = Costs(1 - torch.eye(3), classes=("low", "mid", "high"))  # symmetric, so that no names are needed
+    made = tb.decide(probs, cost=table, classes=("high", "low", "mid"))
+    assert made.labels.tolist() == ["high"]
+    assert made.expected_cost.item() == pytest.approx(0.1)
+
+
 def test_files_of_a_spreadsheet_are_read(tmp_path):
     texts = "action,a,b\nwait,0,20.5\ntreat,3,1\n", "\ufeffaction;a;b\r\nwait;0;20,5\r\ntreat;3;1\r\n"
     made = []
@@ -149,6 +157,9 @@ def test_files_of_a_spreadsheet_are_read(tmp_path):
     assert torch.equal(made[0].costs, made[1].costs)
     assert made[1].actions == ("wait", "treat")
     assert made[1].classes == ("a", "b")
+    (tmp_path / "2.csv").write_text('action,a,b\nwait,0,"1,000"\n', "utf-8")
+    with pytest.raises(ValueError, match="must hold numbers"):  # and not one thousandth of it
+        Costs.read(tmp_path / "2.csv")
 
 
 def test_columns_of_a_frame_of_probabilities_are_names():

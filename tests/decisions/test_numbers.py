@@ -38,6 +38,16 @@ def test_the_newsvendor_orders_a_quantile(under: float, over: float, draws: int)
     assert made.actions is None
 
 
+def test_counts_at_the_tolerance_are_within_it():
+    counts = tb.Predictive(torch.tensor([[[5.0]], [[2.0]]], dtype=torch.float64).log(), tb.likelihoods.Poisson())
+    for tolerance in (1.0, 1.5, 0.5):
+        made = tb.decide(counts, cost=Within(tolerance))
+        numbers = torch.arange(200, dtype=torch.float64)
+        outside = (numbers - made.action).abs() > tolerance
+        expected = counts.distribution.log_prob(numbers.view(-1, 1, 1, 1)).exp()[outside].sum(0).mean(0)
+        torch.testing.assert_close(made.expected_cost, expected[:, 0])
+
+
 def test_no_other_number_costs_less_than_the_quantile():
     predictive, cost = mixture(), Linear(4.0, 1.0)
     made = tb.decide(predictive, cost=cost)

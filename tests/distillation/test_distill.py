@@ -14,6 +14,7 @@ import torchbayes as tb
 from tests.oracles import assert_close, normal
 from torchbayes import distillation
 from torchbayes.networks import mlp
+from torchbayes.posteriors.files import read_tensors, write_tensors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning"),  # of students that are trained for a moment
@@ -244,6 +245,10 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         distillation.load(ensemble(model).save(tmp_path / "point.safetensors"), model)
     with pytest.raises(ValueError, match="does not hold its teacher"):
         distillation.load(path, model).fidelity({"inputs": _INPUTS})
+    tensors, header = read_tensors(path)
+    vast = {**header, "build": {**header["build"], "size": 10**15}}  # which would not fit in memory
+    with pytest.raises(ValueError, match="its weights are not those of the network that it describes"):
+        distillation.load(write_tensors(tmp_path / "vast.safetensors", tensors, vast), model)
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(ValueError, match="damaged"):
         distillation.load(path, model)

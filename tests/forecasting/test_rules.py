@@ -159,13 +159,14 @@ def test_the_share_of_errors_tends_to_what_is_wanted_at_every_step():
     assert (np.abs(errors - 0.1) <= bound).all()
 
 
-@pytest.mark.parametrize("rule", [ACI(), DtACI(gammas=(0.01, 0.05)), PID(lr=0.2)])
+@pytest.mark.parametrize("rule", [ACI(), ACI(gamma=0.5), DtACI(gammas=(0.01, 0.05)), PID(lr=0.2)])
 def test_intervals_go_on_from_a_file(rule):
     values = np.random.default_rng(7).normal(size=40)
     online = AdaptiveIntervals(3, coverage=0.8, rule=rule)
     for value in values:
         online.intervals(flat(3))
         online.observe(value)
+    assert ("inf" in json.dumps(online.state(), allow_nan=False)) == (rule == ACI(gamma=0.5))
     again = AdaptiveIntervals.from_state(json.loads(json.dumps(online.state())))
     for value in values:
         np.testing.assert_array_equal(online.intervals(flat(3)), again.intervals(flat(3)))

@@ -157,6 +157,21 @@ def test_columns_and_values_that_were_not_observed():
     torch.testing.assert_close(sds, torch.tensor([0.2, 0.2, 0.1, 0.1, 0.1], dtype=DOUBLE))
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # of the untrained network
+def test_columns_and_points_of_a_laplace_posterior_are_those_of_one_function():
+    quantities = {"u": lambda u, x, k: u(x), "both": lambda u, x, k: torch.cat([u(x), 2 * u(x) - 1, x**2 * u(x)], 1)}
+    problem = Problem(net(), quantities, noise={"u": 0.1})
+    rows = problem.rows({"u": (torch.linspace(-1, 1, 9, dtype=DOUBLE), torch.linspace(0, 1, 9, dtype=DOUBLE))})
+    posterior = tb.fit(
+        problem.model, rows, tb.Laplace(structure="dense"), start=problem.model.given_weights(), callbacks=()
+    )
+    at = torch.tensor([0.5, 2.0], dtype=DOUBLE)
+    first, second, third = problem.values(posterior, "both", at).unbind(-1)
+    torch.testing.assert_close(second, 2 * first - 1)
+    torch.testing.assert_close(third, at**2 * first)
+    assert not torch.equal(problem.values(posterior, "u", at, seed=1), problem.values(posterior, "u", at))
+
+
 def test_a_coefficient_that_is_a_function():
     problem = Problem(
         net(),

@@ -165,7 +165,7 @@ def check_same(path: Path | None, **asked: Any) -> None:
         return
     before = read_described(path)
     for name, value in asked.items():
-        if before.get(name) != value:
+        if before.get(name, value) != value:  # which earlier versions may not have written
             raise ValueError(
                 f"{path.parent} holds rounds of another `{name}` ({before.get(name)!r}; now {value!r}). Choose another "
                 f"directory."

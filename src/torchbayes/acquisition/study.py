@@ -40,11 +40,12 @@ from torchbayes.checks import (
     plain,
     seen,
 )
-from torchbayes.checksum import crc
+from torchbayes.checksum import checksums, crc
 from torchbayes.display import shown_by
 from torchbayes.driver.progress import Callback
 from torchbayes.methods.protocol import Method
-from torchbayes.model.batches.batch import rows_of
+from torchbayes.model.batches.batch import rows_of, tensors_of
+from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.native.process import full_path, undisturbed
 from torchbayes.posteriors.locks import Locked, folder_in
@@ -200,9 +201,23 @@ def study(
         raise ValueError(f"{home} already holds a study. Resume it, or choose another directory.")
     shown = callbacks or ()
     with nullcontext() if home is None else Locked(home):
-        asked = {"first": plan.sizes.first, "acquire": plan.sizes.acquire, "warm": plan.warm, "draws": plan.draws}
+        asked: dict[str, Any] = {
+            "first": plan.sizes.first,
+            "acquire": plan.sizes.acquire,
+            "warm": plan.warm,
+            "draws": plan.draws,
+        }
         known = crc(rows.keys_N.tobytes())
-        check_same(None if home is None else home / STUDY, **asked, method=repr(method), pool=known)
+        asked |= {"method": repr(method), "pool": known, "targets": checksums(tensors_of(targets))}
+        asked |= {
+            "model": {
+                **describe_model(model),
+                "layout": {name: [*shape] for name, shape in model.layout.shapes.items()},
+            },
+            "test": _described(test),
+            "target_scale": plan.target_scale,
+        }
+        check_same(None if home is None else home / STUDY, **asked)
         rounds = []
         for seed in range(plan.seed, plan.seed + plan.seeds):
             learner = _Learner(model, method, rows, targets, test, plan, seed, shown, resume)
@@ -215,6 +230,11 @@ def study(
     for problem in problems:
         note(f"active learning: {problem}.", AcquisitionWarning)
     return Study(plan, rounds, classes, duplicates, problems, home)
+
+
+def _described(test: Any) -> str | None:
+    """Return the checksums of test rows; None of those in a loader, whose reading may have an order of its own."""
+    return checksums(tensors_of(test)) if isinstance(test, tuple | list) else None
 
 
 def _say(seed: int) -> Callable[[str], object]:

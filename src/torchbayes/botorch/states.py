@@ -89,14 +89,14 @@ class Conditioned:
     """Normal outputs, given observations: Cov(f, f') − C(f, y) (C(y, y) + σ²)⁻¹ C(y, f').
 
     Attributes:
-        source: the normal before them.
+        source: the normal before them; conditioned itself where some of its targets are asked for.
         targets: the numbers of the targets that are asked for; all if None.
         X: points of the observations, (..., n, d), as the network takes them.
         Y: the observations, (sets, ..., n, m).
         noise: their variances; those of the likelihood if None.
     """
 
-    source: Source
+    source: Source | Conditioned
     targets: tuple[int, ...] | None = None
     X: Tensor | None = None
     Y: Tensor | None = None
@@ -105,11 +105,13 @@ class Conditioned:
     @property
     def batch_shape(self) -> torch.Size:
         """Shape of the sets of observations; empty without such."""
-        return torch.Size() if self.Y is None else self.Y.shape[:-2]
+        if self.Y is None:
+            return self.source.batch_shape if isinstance(self.source, Conditioned) else torch.Size()
+        return self.Y.shape[:-2]
 
     def posterior(self, X: Tensor, noise: Noise, units: Any) -> Any:
         """Return the normal at points (..., q, d) in the units of an outcome transform, if there is one."""
-        mean, covariance, own_noise = self._moments(X)
+        mean, covariance, own_noise = self.moments(X)
         if noise is not False:
             added = own_noise if noise is True else torch.as_tensor(noise).to(mean)
             covariance = covariance + torch.diag_embed(added.expand_as(mean).flatten(-2))
@@ -122,12 +124,10 @@ class Conditioned:
         return result if units is None else units.untransform_posterior(result, X=X)
 
     def of(self, targets: Sequence[int]) -> Conditioned:
-        """Return what is believed of some of the targets."""
-        chosen = _some(self.targets, targets)
+        """Return what is believed of some of the targets; observations of the others tell of these too."""
         if self.Y is None:
-            return replace(self, targets=chosen)
-        noise = None if self.noise is None else self.noise.expand_as(self.Y)[..., list(targets)]
-        return replace(self, targets=chosen, Y=self.Y[..., list(targets)], noise=noise)
+            return replace(self, targets=_some(self.targets, targets))
+        return Conditioned(self, tuple(targets))
 
     def given(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> Conditioned:
         """Return what is believed after observations Y (sets, ..., n, m) at X (..., n, d) too."""
@@ -144,9 +144,12 @@ class Conditioned:
 
     def fixed(self, seed: int) -> Fixed | None:
         """Return one function; None after observations."""
-        return self.source.fixed(seed, None) if self.Y is None else None
+        if self.Y is not None or isinstance(self.source, Conditioned):
+            return None
+        return self.source.fixed(seed, None)
 
-    def _moments(self, X: Tensor) -> Moments:
+    def moments(self, X: Tensor) -> Moments:
+        """Return mean, covariance and noise of all values at points (..., q, d)."""
         if self.X is None or self.Y is None:
             return self._before(X)
         batch, rows = torch.broadcast_shapes(self.X.shape[:-2], self.Y.shape[:-2], X.shape[:-2]), self.X.shape[-2]

@@ -19,10 +19,11 @@ from torchbayes.certificate.refits import coverage, seeds
 from torchbayes.certificate.results import Results
 from torchbayes.certificate.simulation import simulation
 from torchbayes.checks import as_seed, check_kind, optional, seen
-from torchbayes.checksum import checksum
+from torchbayes.checksum import checksum_of_code, checksums
 from torchbayes.display import brief
 from torchbayes.driver.run import describe
 from torchbayes.model.batches.batch import batch_size, tensors_of
+from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.sources.informed import informed_by
 from torchbayes.model.sources.sources import as_source
@@ -107,10 +108,11 @@ def certify(
     rows = source.rows()
     compared = _compared(posterior, rows.inputs if inputs is None else inputs)
     description = {
-        "data": _checksum(rows),
-        "inputs": _checksum(compared),
-        "posterior": _checksum(posterior.tensors()),
-        "method": getattr(method, "__qualname__", None) or describe(method),
+        "data": checksums(tensors_of(rows)),
+        "inputs": checksums(tensors_of(compared)),
+        "posterior": checksums(tensors_of(posterior.tensors())),
+        "model": describe_model(posterior.model if model is None else model),
+        "method": _described(method),
         "seed": seed,
         "rows": budget.rows,
         "reference": describe(budget.reference),
@@ -149,5 +151,7 @@ def _checked(name: str, case: Case) -> Check:
     return check
 
 
-def _checksum(rows: Any) -> str:
-    return "-".join(checksum(tensor.detach().cpu()) for tensor in tensors_of(rows))
+def _described(method: Any) -> Any:
+    """Return what tells one method, or function that fits, from another."""
+    name = getattr(method, "__qualname__", None)
+    return describe(method) if name is None else f"{method.__module__}.{name} {checksum_of_code(method)}".strip()

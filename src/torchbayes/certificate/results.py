@@ -29,7 +29,7 @@ class Results:
             write_described(path, settings)
             return
         there = read_described(path, restore="Remove the directory, or choose another.")
-        different = [name for name, value in settings.items() if there.get(name) != value]
+        different = [name for name, value in settings.items() if there.get(name, value) != value]
         if different:
             raise ValueError(
                 f"{self._directory} holds results of another {different[0]} ({there.get(different[0])}; now "

@@ -29,6 +29,7 @@ BOUND = 1.05  # bound of R-hat
 MOST = 0.95  # least share of predictions within that bound
 _SAME = (
     "data",
+    "target",
     "split",
     "train_size",
     "network",

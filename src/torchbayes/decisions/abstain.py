@@ -64,7 +64,7 @@ def abstain(
     limit, confidence_or_none = _promise(risk, rate, confidence)
     losses, scores, settled = [], [], None
     for given, observed in _given_rows(posterior, data, targets=targets):
-        decisions = decide(given.named(classes), cost=cost if settled is None else settled)
+        decisions = decide(given.named(classes), cost=cost if settled is None else settled, classes=classes)
         settled = checked_cost(decisions.cost)
         known, weights_B = given.judged(observed)
         if decisions.expected_cost.ndim > 1:

@@ -97,7 +97,7 @@ class Costs:
             FileNotFoundError: if there is no such file.
             ValueError: if it is no such table.
         """
-        head, *lines = _cells(path)
+        (head, *lines), mark = _cells(path)
         kind = head[0].strip().lower()
         if kind not in _ROWS_ARE:
             raise ValueError(
@@ -106,7 +106,7 @@ class Costs:
         if not lines or any(len(line) != len(head) for line in lines):
             raise ValueError(f"{path} must have {len(head)} cells in each of its rows, and a row besides the first.")
         try:
-            table = torch.tensor([[_number(cell) for cell in line[1:]] for line in lines], dtype=torch.float64)
+            table = torch.tensor([[_number(cell, mark) for cell in line[1:]] for line in lines], dtype=torch.float64)
         except ValueError as error:
             raise ValueError(f"{path} must hold numbers beside its names ({error}).") from None
         rows, columns = [line[0].strip() for line in lines], [cell.strip() for cell in head[1:]]
@@ -149,7 +149,7 @@ class Costs:
             advice = "Transpose it." if rows == count else "Its shape is (actions, classes)."
             raise ValueError(f"`cost` must have a column for each of the {count} classes; it has {columns}. {advice}")
         names = tuple(known) or tuple(range(count))
-        actions = self.actions or (names if rows == columns else tuple(range(rows)))
+        actions = self.actions or ((self.classes or names) if rows == columns else tuple(range(rows)))
         return Costs(self.costs[..., self._order(names)], actions, names)
 
     def _order(self, names: Sequence[Any]) -> list[int]:
@@ -219,13 +219,13 @@ def names_of(axis: str, names: Any) -> tuple[Any, ...]:
     return plain
 
 
-def _number(cell: str) -> float:
+def _number(cell: str, mark: str) -> float:
     """Return the number of a cell, which may have a decimal comma where commas do not separate."""
-    return float(cell.replace(",", "."))
+    return float(cell if mark == "," else cell.replace(",", "."))
 
 
-def _cells(path: str | Path) -> list[list[str]]:
-    """Return the cells of a CSV file, whatever separates them, without empty lines."""
+def _cells(path: str | Path) -> tuple[list[list[str]], str]:
+    """Return the cells of a CSV file, without empty lines, and what separates them."""
     file = as_file(path)
     if file.stat().st_size > _LARGEST:
         raise ValueError(f"{path} is no table of costs: it has {file.stat().st_size:,} bytes, more than {_LARGEST:,}.")
@@ -237,4 +237,4 @@ def _cells(path: str | Path) -> list[list[str]]:
         raise ValueError(f"{path} is no CSV file in UTF-8 ({error}).") from None
     if not rows:
         raise ValueError(f"{path} is empty. Its first row is `action,CLASS,CLASS,…`, then a row for each action.")
-    return rows
+    return rows, mark

@@ -151,7 +151,7 @@ class Within(FreeCost):
 
     def expected_S(self, outlook: Outlook, action: Tensor) -> Tensor:
         """Return the probability outside."""
-        inside = outlook.below_S(action + self.tolerance) - outlook.below_S(action - self.tolerance)
+        inside = outlook.below_S(action + self.tolerance) - outlook.below_S(action - self.tolerance, strictly=True)
         return (1 - inside).clamp(0, 1)
 
 

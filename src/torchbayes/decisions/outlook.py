@@ -15,7 +15,7 @@ from torch import Tensor, distributions
 
 from torchbayes.conformal.numbers import as_double
 from torchbayes.data.base import Standardise
-from torchbayes.model.likelihoods.quantiles import average_quantile
+from torchbayes.model.likelihoods.quantiles import average_quantile, is_discrete
 from torchbayes.predictive.mixture import Mixture
 
 NODES = 1024  # of all draws together, at least
@@ -71,15 +71,17 @@ class Outlook:
             values_SQB, _ = self.nodes
             return values_SQB.flatten(0, 1).quantile(level, dim=0)
 
-    def below_S(self, numbers: Tensor | float) -> Tensor:
-        """Return P(y ≤ number) under each draw, (S, B, K')."""
+    def below_S(self, numbers: Tensor | float, *, strictly: bool = False) -> Tensor:
+        """Return P(y ≤ number) under each draw, (S, B, K'); P(y < number) if `strictly`, which differs for counts."""
         try:
-            return self.mixture.distribution.cdf(
-                self._standardised(torch.as_tensor(numbers).to(self.mixture.outputs_SBK))
-            )
+            places = self._standardised(torch.as_tensor(numbers).to(self.mixture.outputs_SBK))
+            if strictly and is_discrete(self.mixture.distribution):
+                places = places.ceil() - 1
+            return self.mixture.distribution.cdf(places)
         except NotImplementedError:
             values_SQB, weights_Q = self.nodes
-            return torch.einsum("sq...,q->s...", (values_SQB <= numbers).double(), weights_Q)
+            below = values_SQB < numbers if strictly else values_SQB <= numbers
+            return torch.einsum("sq...,q->s...", below.double(), weights_Q)
 
     @cached_property
     def nodes(self) -> tuple[Tensor, Tensor]:

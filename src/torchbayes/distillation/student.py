@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -184,6 +185,7 @@ def load(path: str | Path, model: Model, network: nn.Module | Callable[[], nn.Mo
     if header.get("kind") != _KIND or header.get("head") not in HEADS:
         raise ValueError(f"{path} holds a {header.get('kind')!r}, not a student. Read it by `tb.load`.")
     head, build = HEADS[header["head"]](**header["settings"]), Build(**header["build"])
+    _check_size(path, header["layout"], tensors["weights_MD"], build)
     if (build.layer is None) != (network is not None):
         had, do = ("no", "Leave it out") if network is not None else ("a", "Give it")
         raise ValueError(f"the student of {path} had {had} network of its own. {do}: `network`.")
@@ -197,6 +199,14 @@ def load(path: str | Path, model: Model, network: nn.Module | Callable[[], nn.Mo
     buffers_M = {n.removeprefix(_BUFFERS): t for n, t in tensors.items() if n.startswith(_BUFFERS)}
     point = Point(made, tensors["weights_MD"], buffers_M=buffers_M or None, statistics_known=True)
     return Student(point, head, build)
+
+
+def _check_size(path: str | Path, layout: Mapping[str, Sequence[int]], weights_MD: Tensor, build: Build) -> None:
+    """Raise a ValueError unless the new layer has the size of its weights in the file, before it is made."""
+    held = layout.get(".".join(filter(None, [build.layer, "weight"])), ())
+    whole = sum(math.prod(shape) for shape in layout.values()) == weights_MD.shape[-1]
+    if not whole or (build.layer is not None and (not held or held[0] != build.size)):
+        raise ValueError(f"{path} is damaged: its weights are not those of the network that it describes.")
 
 
 def student_network(model: Model, head: Head, build: Build, *, given: Any) -> tuple[Any, Random]:

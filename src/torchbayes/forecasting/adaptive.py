@@ -10,6 +10,7 @@ predicted. The error of the h-step forecast that was made at t is known at t + h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Self
@@ -122,7 +123,14 @@ class AdaptiveIntervals:
 
 
 def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in numbers.items()}
+    """Return numbers as JSON holds them, which has none that are infinite: those are texts."""
+    return {name: _texts(value.tolist() if isinstance(value, np.ndarray) else value) for name, value in numbers.items()}
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, list):
+        return [*map(_texts, value)]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _array(values: Any) -> np.ndarray:
@@ -131,4 +139,4 @@ def _array(values: Any) -> np.ndarray:
 
 def _state_of(entries: Mapping[str, Any]) -> RuleState:
     values: Any = {name: _array(value) if isinstance(value, list) else value for name, value in entries.items()}
-    return RuleState(**values)
+    return RuleState(**{**values, "threshold": float(values["threshold"])})

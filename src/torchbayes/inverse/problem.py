@@ -11,7 +11,7 @@ data, so keep their number over σ² fixed when it changes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from torchbayes.native.process import undisturbed_methods
 from torchbayes.posteriors.draws import thinned
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.linearised import Linearised
 from torchbayes.predictive.predict import predict
 
 _MANY = 1000  # draws of coefficients where there are no chains
@@ -166,8 +167,8 @@ class Problem:
             posterior: of `model`, or functions drawn from one.
             quantity: its name; it need not be one that was observed.
             points: (n, d), or (n,) where d is 1.
-            draws: S; the default of `predict` if None. That of a Laplace posterior linearises the network, and draws
-                the values at each point by themselves.
+            draws: S; the default of `predict` if None, which linearises the network of a Laplace posterior. The same
+                functions are drawn for all points and columns.
             seed: seed of the draws.
 
         Returns:
@@ -179,9 +180,11 @@ class Problem:
         """
         _check_posterior(posterior)
         points = as_points(self.model.network, points, "points")
-        columns = range(width_of(self._module, quantity, points))
+        columns, source = range(width_of(self._module, quantity, points)), cast("Any", posterior)
+        if draws is None and getattr(posterior, "of_linearised", False):
+            source = Linearised(source, seed=seed).drawn()
         each = [inputs_at(self._module, quantity, points, column=column) for column in columns]
-        predictives = [predict(posterior, inputs, draws=draws, seed=seed) for inputs in each]
+        predictives = [predict(source, inputs, draws=draws, seed=seed) for inputs in each]
         return torch.stack([predictive.outputs_SBK[..., 0] for predictive in predictives], dim=-1)
 
     def coefficients(

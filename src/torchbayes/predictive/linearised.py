@@ -301,7 +301,7 @@ def by_outputs(posterior: Any, *, seed: int = 0) -> Linearised | None:
     exact; else it averages values drawn from the outputs with `seed`.
     """
     if getattr(posterior, "of_linearised", False):
-        return Linearised(posterior)
+        return Linearised(posterior, seed=seed)
     if not getattr(posterior, "linear", False):
         return None
     link: Any = link_of("auto", posterior.model.likelihood)
