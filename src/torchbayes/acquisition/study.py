@@ -201,23 +201,8 @@ def study(
         raise ValueError(f"{home} already holds a study. Resume it, or choose another directory.")
     shown = callbacks or ()
     with nullcontext() if home is None else Locked(home):
-        asked: dict[str, Any] = {
-            "first": plan.sizes.first,
-            "acquire": plan.sizes.acquire,
-            "warm": plan.warm,
-            "draws": plan.draws,
-        }
-        known = crc(rows.keys_N.tobytes())
-        asked |= {"method": repr(method), "pool": known, "targets": checksums(tensors_of(targets))}
-        asked |= {
-            "model": {
-                **describe_model(model),
-                "layout": {name: [*shape] for name, shape in model.layout.shapes.items()},
-            },
-            "test": _described(test),
-            "target_scale": plan.target_scale,
-        }
-        check_same(None if home is None else home / STUDY, **asked)
+        asked = _asked(model, plan, test, pool=crc(rows.keys_N.tobytes()), targets=checksums(tensors_of(targets)))
+        check_same(None if home is None else home / STUDY, **asked, method=repr(method))
         rounds = []
         for seed in range(plan.seed, plan.seed + plan.seeds):
             learner = _Learner(model, method, rows, targets, test, plan, seed, shown, resume)
@@ -232,9 +217,19 @@ def study(
     return Study(plan, rounds, classes, duplicates, problems, home)
 
 
-def _described(test: Any) -> str | None:
-    """Return the checksums of test rows; None of those in a loader, whose reading may have an order of its own."""
-    return checksums(tensors_of(test)) if isinstance(test, tuple | list) else None
+def _asked(model: Model, plan: Plan, test: Any, **rows: str) -> dict[str, Any]:
+    """Return what tells a study from others, besides its method and its seeds, whose number may grow."""
+    sizes, in_memory = plan.sizes, isinstance(test, tuple | list)  # a loader may have an order of its own
+    return {
+        **rows,
+        "first": sizes.first,
+        "acquire": sizes.acquire,
+        "warm": plan.warm,
+        "draws": plan.draws,
+        "model": {**describe_model(model), "layout": {name: [*shape] for name, shape in model.layout.shapes.items()}},
+        "test": checksums(tensors_of(test)) if in_memory else None,
+        "target_scale": plan.target_scale,
+    }
 
 
 def _say(seed: int) -> Callable[[str], object]:

@@ -167,8 +167,7 @@ class Problem:
             posterior: of `model`, or functions drawn from one.
             quantity: its name; it need not be one that was observed.
             points: (n, d), or (n,) where d is 1.
-            draws: S; the default of `predict` if None, which linearises the network of a Laplace posterior. The same
-                functions are drawn for all points and columns.
+            draws: S, of functions; the default of `predict` if None, which linearises that of a Laplace posterior.
             seed: seed of the draws.
 
         Returns:
