@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torchbayes_experiments import NAMES, get
 from torchbayes_experiments.headline import Line
-from torchbayes_experiments.record import OUTCOMES, Record, read_record
-from torchbayes_experiments.verdicts import provisional
+from torchbayes_experiments.record import Record, read_record
+from torchbayes_experiments.verdicts import OUTCOMES, provisional
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "experiments" / "recorded"
@@ -48,7 +48,7 @@ def card(record: Record) -> str:
     more = len(record.lines) - most
     rest = f'<p class="quiet"><a href="{page}">{more} more lines</a></p>' if more else ""
     return (
-        f'<article class="finding" id="{name}" data-topic="{TOPICS[NAMES[name]]}" data-verdict="{record.verdict}">'
+        f'<article class="finding" id="{name}" data-topic="{TOPICS[NAMES[name]]}" {_verdict(record)}>'
         f'<h3><a href="{page}">{title(name)}</a></h3>{_badge(record)}<p>{escape(get(name).claim)}</p>'
         f"{picture(record, most)}{rest}"
         f'<p class="quiet">{escape(_circumstances(record))}</p><pre><code>{escape(record.command)}</code></pre>'
@@ -67,7 +67,7 @@ def finding(name: str) -> str:
     }
     told = "".join(f"<dt>{label}</dt><dd>{escape(text)}</dd>" for label, text in facts.items())
     return (
-        f'<div class="finding" data-verdict="{record.verdict}"><p><strong>{escape(experiment.claim)}</strong></p>'
+        f'<div class="finding" {_verdict(record)}><p><strong>{escape(experiment.claim)}</strong></p>'
         f'{_badge(record)}{picture(record)}<p class="quiet">{escape(_circumstances(record))}</p>'
         f"<pre><code>{escape(record.command)}</code></pre>{_parts(record)}"
         f"<details><summary>Source, expected result, differences, cost</summary><dl>{told}</dl></details></div>"
@@ -80,21 +80,22 @@ def title(name: str) -> str:
     return escape(text.splitlines()[0].removeprefix("# "))
 
 
+def _verdict(record: Record) -> str:
+    return f'data-verdict="{record.verdict.outcome}"'
+
+
 def _badge(record: Record) -> str:
-    total, held = sum(record.counts.values()), record.counts.get("holds", 0)
-    counted = f" {held} of {total} parts hold" if total and held < total else f" all {total} parts" if total else ""
-    against = record.counts.get("does not hold", 0)
+    outcome, counts, total = record.verdict.outcome, record.verdict.counts, len(record.verdict.parts)
+    counted = f"{counts['holds']} of {total} parts hold" if counts["holds"] < total else f"all {total} parts"
+    against = counts["does not hold"]
     counted += f", {against} do{'es' if against == 1 else ''} not" if against else ""
-    remark = provisional(record.verdict, len(record.seeds))
+    remark = provisional(outcome, len(record.seeds))
     counted += f" ({remark})" if remark else ""
-    return f'<p class="verdict"><strong>{record.verdict.capitalize()}</strong>{counted}</p>'
+    return f'<p class="verdict"><strong>{outcome.capitalize()}</strong> {counted}</p>'
 
 
 def _circumstances(record: Record) -> str:
     seeds = f"{len(record.seeds)} seed{'s' if len(record.seeds) > 1 else ''}, scale {record.scale}"
-    if record.recorded != "from a run":
-        spent = f"a seed takes {get(record.experiment).cost[record.scale]}"
-        return f"{seeds}; {spent}. Numbers of an earlier version" + (f", {record.date}." if record.date else ".")
     minutes = sum(record.seconds) / 60
     took = f"{minutes:.0f} minutes" if minutes >= 2 else f"{sum(record.seconds):.0f} seconds"
     return f"{seeds}; {took} in all, beside other work; {record.date}."
@@ -169,9 +170,7 @@ def column(numbers: Sequence[tuple[float | None, float | None]], *, errors: bool
 
 
 def _parts(record: Record) -> str:
-    if not record.parts:
-        return ""
-    ordered = sorted(record.parts, key=lambda part: -OUTCOMES.index(part.outcome))
+    ordered = sorted(record.verdict.parts, key=lambda part: -OUTCOMES.index(part.outcome))
     rows = "".join(
         f"<tr><td>{escape(part.statement)}{' (precondition)' if part.precondition else ''}</td>"
         f"<td>{part.outcome}</td><td>{escape(part.evidence)}</td></tr>"
@@ -201,11 +200,11 @@ def faults(root: Path = ROOT) -> Iterator[str]:
         if not page.exists() or f'finding("{name}")' not in (text := page.read_text(encoding="utf-8")):
             yield f"{page} does not show the record by `finding`"
             continue
-        total, held = sum(record.counts.values()), record.counts.get("holds", 0)
+        total, held = len(record.verdict.parts), record.verdict.counts["holds"]
         for match in re.finditer(r"(\d+) of (?:the )?(\d+) parts", text):
             if match.groups() != (str(held), str(total)):
                 yield f"{page} says {match[0]!r}; the record has {held} of {total}"
-        if record.recorded == "from a run" and f"recorded/{name}/tables.md" not in text:
+        if f"recorded/{name}/tables.md" not in text:
             yield f"{page} does not show the tables of the run"
     for folder in (root / "experiments" / "recorded").iterdir():
         if folder.name not in NAMES:

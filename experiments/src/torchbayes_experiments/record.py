@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -22,7 +22,6 @@ from torchbayes_experiments.registry import get
 from torchbayes_experiments.verdicts import Part, Verdict
 
 RECORD, TABLES = "record.json", "tables.md"
-OUTCOMES = ("holds", "does not hold", "inconclusive")
 
 
 @dataclass(frozen=True)
@@ -33,34 +32,28 @@ class Record:
         experiment: its name.
         claim: what it tests, as it was when it was run.
         source: the paper that makes the claim.
-        recorded: `from a run`, or `from the page` where the numbers were copied from the documentation.
-        date: when the last seed ended, year first; empty where it was not kept.
+        date: when the last seed ended, year first.
         scale: of the recipe.
         seeds: the seeds.
-        verdict: whether the claim holds.
-        counts: outcome -> how many parts of the claim have it; none where that was not kept.
-        parts: the parts with their evidence; none where these are not at hand.
+        seconds: of each seed.
+        verdict: whether the claim holds, and its parts with their evidence.
         label: what the numbers of `lines` are.
         published: what their published numbers are of.
         lines: measured numbers, beside the published ones.
-        seconds: of each seed, where they are known.
-        versions: of the packages that decide the numbers.
+        versions: of the packages that decide the numbers; none of a run of an earlier version.
     """
 
     experiment: str
     claim: str
     source: str
-    recorded: str
     date: str
     scale: str
     seeds: tuple[int, ...]
-    verdict: str
-    counts: Mapping[str, int]
-    parts: tuple[Part, ...] = ()
+    seconds: tuple[float, ...]
+    verdict: Verdict
     label: str = ""
     published: str = "published"
     lines: tuple[Line, ...] = ()
-    seconds: tuple[float, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -68,45 +61,25 @@ class Record:
         """The command that repeats the run."""
         return f"torchbayes reproduce {self.experiment} --scale {self.scale} --seeds {len(self.seeds)}"
 
-    def faults(self) -> list[str]:
-        """Return what the record says against itself: verdict, counts and parts have one arithmetic."""
-        said = []
-        if set(self.counts) - set(OUTCOMES) or self.verdict not in OUTCOMES:
-            said.append(f"an outcome is one of {', '.join(OUTCOMES)}; got {self.verdict!r} and {list(self.counts)}")
-        if self.parts:
-            if (counted := _counts(self.parts)) != dict(self.counts):
-                said.append(f"the parts are {counted}, and the counts say {dict(self.counts)}")
-            if (verdict := Verdict.of(self.parts).outcome) != self.verdict:
-                said.append(f"the parts say {verdict!r}, and the verdict is {self.verdict!r}")
-        elif self.counts and (self.verdict == "holds") != (set(self.counts) == {"holds"}):
-            said.append(f"a claim holds if all its parts do; the verdict is {self.verdict!r} of {dict(self.counts)}")
-        elif self.counts and self.verdict == "does not hold" and "does not hold" not in self.counts:
-            said.append("the claim does not hold, and no part of it says so")
-        return said
-
-
-def _counts(parts: Sequence[Part]) -> dict[str, int]:
-    outcomes = [part.outcome for part in parts]
-    return {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes}
-
 
 def read_record(folder: str | Path) -> Record:
     """Return the record in a folder.
 
     Raises:
-        ValueError: if it does not fit, or contradicts itself.
+        ValueError: if it is none.
     """
     path = Path(folder) / RECORD
     try:
         held = read_json(path)
-        parts, lines = (tuple(kind(**each) for each in held[name]) for kind, name in ((Part, "parts"), (Line, "lines")))
-        several = {name: tuple(held[name]) for name in ("seeds", "seconds")}
-        record = Record(**{**held, **several, "parts": parts, "lines": lines})
-    except (KeyError, TypeError) as error:
+        verdict = Verdict.of([Part(**part) for part in held["verdict"]["parts"]])
+        several = {
+            "lines": [Line(**line) for line in held["lines"]],
+            "seeds": held["seeds"],
+            "seconds": held["seconds"],
+        }
+        return Record(**{**held, **{name: tuple(each) for name, each in several.items()}, "verdict": verdict})
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no record of an experiment: {error}. Write it again from its run.") from error
-    if faults := record.faults():
-        raise ValueError(f"{path} contradicts itself: {'; '.join(faults)}.")
-    return record
 
 
 def record(run: str | Path, *, into: str | Path = "experiments/recorded", experiment: Experiment | None = None) -> Path:
@@ -141,17 +114,14 @@ def record(run: str | Path, *, into: str | Path = "experiments/recorded", experi
         experiment=chosen.name,
         claim=chosen.claim,
         source=chosen.source,
-        recorded="from a run",
         date=max(each.get("date", date.fromtimestamp(path.stat().st_mtime).isoformat()) for each in seeds),
         scale=held["scale"],
         seeds=tuple(each["seed"] for each in seeds),
-        verdict=results.verdict.outcome,
-        counts=_counts(results.verdict.parts),
-        parts=results.verdict.parts,
+        seconds=tuple(each["seconds"] for each in seeds),
+        verdict=results.verdict,
         label=headline.label if headline else "",
         published=headline.source if headline else "published",
         lines=tuple(map(_short, headline.lines(results.tables))) if headline else (),
-        seconds=tuple(each["seconds"] for each in seeds),
         versions=seeds[-1].get("versions", {}),
     )
     folder = Path(into) / chosen.name

@@ -12,13 +12,16 @@ Comparisons of two methods are made on paired differences: repeats share seed, d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from torchbayes.checks import check_choice
+
 Outcome = Literal["holds", "does not hold", "inconclusive"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Values = Sequence[float] | np.ndarray
 
 SEEDS = 5  # on which a verdict rests
@@ -40,6 +43,9 @@ class Part:
     outcome: Outcome
     evidence: str
     precondition: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice(OUTCOMES, outcome=self.outcome)
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,12 @@ class Verdict:
         if fair and "does not hold" in claims:
             return cls("does not hold", tuple(parts))
         return cls("holds" if fair and claims <= {"holds"} else "inconclusive", tuple(parts))
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Outcome -> how many parts have it."""
+        outcomes = [part.outcome for part in self.parts]
+        return {outcome: outcomes.count(outcome) for outcome in OUTCOMES}
 
     @property
     def reason(self) -> str:

@@ -326,7 +326,7 @@ EXPERIMENT = Experiment(
         ),
     },
     cost={
-        "small": "35 to 50 minutes of one core",
+        "small": "an hour of one core",
         "quick": "six minutes of one core",
         "paper": "11 widths of 2 × 10 networks of 300 epochs: several days on one GPU (an estimate)",
     },
