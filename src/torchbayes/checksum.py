@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import is_dataclass
-from types import CodeType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_PLACE = re.compile(r" at 0x[0-9a-f]+")  # in memory, of a function among settings
 _GOLDEN = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio, whose multiples are spread evenly
 
 
@@ -27,29 +23,6 @@ def checksum(tensor: Tensor) -> str:
 def checksums(tensors: Iterable[Tensor]) -> str:
     """Return the checksums of tensors on any device, joined."""
     return "-".join(checksum(tensor.detach().cpu()) for tensor in tensors)
-
-
-def checksum_of_code(function: Any) -> str:
-    """Return the CRC-32 of what a function of Python does, with what it holds of the functions around it.
-
-    Of what it holds numbers, texts, settings and functions count, which stay as they are; of other objects the class.
-    It is empty of other callables.
-    """
-    if (code := getattr(function, "__code__", None)) is None:
-        return ""
-    held = [cell.cell_contents for cell in function.__closure__ or ()]
-    return crc(repr((*_facts(code), [*map(_said, [*held, *(function.__defaults__ or ())])])).encode())
-
-
-def _facts(code: CodeType) -> tuple[Any, ...]:
-    inner = [_facts(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
-    return code.co_code, code.co_names, tuple(inner)
-
-
-def _said(value: Any) -> str:
-    """Return a value in words that are the same whenever it is."""
-    plain = isinstance(value, int | float | complex | str | bytes | None) or is_dataclass(value)
-    return _PLACE.sub("", repr(value)) if plain else checksum_of_code(value) or type(value).__qualname__
 
 
 def crc(content: Any, name: bytes = b"") -> str:

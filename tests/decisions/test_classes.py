@@ -170,8 +170,10 @@ def test_columns_of_a_frame_of_probabilities_are_names():
         torch.testing.assert_close(made.expected_cost, torch.tensor([1.5, 0.9], dtype=torch.float64))
     assert tb.decide(frame, cost="error").labels.tolist() == ["ill", "dead"]
     assert tb.decide(pd.DataFrame(frame.to_numpy()), cost="error", classes=[*frame.columns]).labels[0] == "ill"
+    written = frame.rename(columns={name: f"p({name})" for name in frame.columns})  # as `predict` writes them
+    assert tb.decide(written, cost="error", classes=[*frame.columns]).labels.tolist() == ["ill", "dead"]
     with pytest.raises(ValueError, match="`classes` must be those of the predictions, ill, well, dead"):
-        tb.decide(frame, cost="error", classes=["a", "b", "c"])
+        tb.decide(frame, cost="error", classes=["ill", "b", "c"])
     with pytest.raises(ValueError, match=r"no action may be called 'abstain'.* Rename it, or the class of"):
         tb.decide(frame.rename(columns={"dead": "abstain"}), cost="error")
 

@@ -19,11 +19,11 @@ from torchbayes.certificate.refits import coverage, seeds
 from torchbayes.certificate.results import Results
 from torchbayes.certificate.simulation import simulation
 from torchbayes.checks import as_seed, check_kind, optional, seen
-from torchbayes.checksum import checksum_of_code, checksums
+from torchbayes.checksum import checksums
 from torchbayes.display import brief
 from torchbayes.driver.run import describe
 from torchbayes.model.batches.batch import batch_size, tensors_of
-from torchbayes.model.description import describe_model
+from torchbayes.model.description import checksum_of_code, describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.sources.informed import informed_by
 from torchbayes.model.sources.sources import as_source

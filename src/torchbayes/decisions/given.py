@@ -39,13 +39,19 @@ class Given:
     by_name: bool = False
 
     def named(self, classes: Any) -> Given:
-        """Return the same predictions, of classes of these names where they have none; a ValueError if they differ."""
+        """Return the same predictions, of classes of these names where they have none; a ValueError if they differ.
+
+        Columns of a data frame, none of which is called like one of these classes, such as p(ill), are no names.
+        """
         if classes is None:
             return self
         names = names_of("classes", classes)
-        if self.classes and {*map(str, names)} != {*map(str, self.classes)}:
+        given, before = ({*map(str, each)} for each in (names, self.classes))
+        if not self.by_name and not given & before:
+            return replace(self, classes=names)
+        if given != before:
             raise ValueError(f"`classes` must be those of the predictions, {shortened(self.classes)}; got {names}.")
-        return self if self.classes else replace(self, classes=names)
+        return self
 
     @property
     def over_classes(self) -> bool:

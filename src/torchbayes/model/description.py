@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from torchbayes.checksum import checksum
+from torchbayes.checksum import checksum, crc
 from torchbayes.display import Overview, brief, shortened, shown
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods.weighted import spread_of
@@ -58,6 +60,29 @@ def model_differences(recorded: Mapping[str, Any], model: Model) -> list[str]:
     return [
         f"its {name} is {before}, the model's {after}" for name, before, after in pairs if not _alike(before, after)
     ]
+
+
+def checksum_of_code(function: Any) -> str:
+    """Return the CRC-32 of what a function of Python does, with what it holds of the functions around it.
+
+    Of what it holds numbers, texts, settings and functions count, which stay as they are; of other objects the class.
+    It is empty of other callables.
+    """
+    if (code := getattr(function, "__code__", None)) is None:
+        return ""
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    return crc(repr((*_facts(code), [*map(_lasting, [*held, *(function.__defaults__ or ())])])).encode())
+
+
+def _facts(code: CodeType) -> tuple[Any, ...]:
+    inner = [_facts(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return code.co_code, code.co_names, tuple(inner)
+
+
+def _lasting(value: Any) -> str:
+    """Return a value in words that are the same whenever it is."""
+    plain = isinstance(value, int | float | complex | str | bytes | None) or is_dataclass(value)
+    return _said(value) if plain else checksum_of_code(value) or type(value).__qualname__
 
 
 def _said(value: Any) -> str:
