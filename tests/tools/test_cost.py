@@ -60,9 +60,9 @@ def test_the_work_on_the_digits_is_counted_from_the_settings() -> None:
 
 def test_the_work_by_default_is_counted_from_the_settings() -> None:
     online, laplace, nuts = tb.OnlineLaplace(), tb.Laplace(structure="low_rank", prior="model"), tb.NUTS()
-    epochs = sum(online.order(1000))
-    surveys = len(online.order(1000)) - epochs
-    assert f"{epochs} and {surveys} by default" in row("`OnlineLaplace`", "Work")[1]
+    large, small = (online.order(steps) for steps in (1000, 1))
+    said = f"{sum(large)} epochs and {large.count(False)} passes, on a small table {sum(small):,} steps"
+    assert f"by default {said} and {small.count(False)}" in row("`OnlineLaplace`", "Work")[1]
     assert f"− 1 = {2**nuts.max_doublings - 1:,}" in row("`NUTS`", "Work")[1]
     backward = laplace.passes * 2 * (CurvatureSettings.of(laplace).directions + _EXTRA)
     assert f"`passes` ({laplace.passes}) passes, each with 2 (rank + {_EXTRA}) backward passes: {backward}" in TEXT
