@@ -177,7 +177,7 @@ def started(stack: ExitStack, task: Task, where: Path) -> dict[str, Peer]:
     return peers
 
 
-def own_memory(task: Task, where: Path) -> float:
+def our_memory(task: Task, where: Path) -> float:
     """Return the peak memory of a process of its own that does our side of a task once, in MiB."""
     command = [sys.executable, "-m", "benchmarks.curvature", task.name, "--memory", "--where", str(where)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
@@ -210,7 +210,7 @@ def compare(
             ours = OURS[task.work](task.case, task.structure, load(path))
             ours.work()
             clocks["torchbayes"], expected = clock(ours.work), ours.values
-            memory["torchbayes"] = own_memory(task, where)
+            memory["torchbayes"] = our_memory(task, where)
         names = {name: name if agree(peer.values, expected) else f"{name}*" for name, peer in peers.items()}
         clocks |= {names[name]: peer.time for name, peer in peers.items()}
         pids = [peer.pid for peer in peers.values()]

@@ -46,10 +46,10 @@ def arviz_on_some(draws_MSD: torch.Tensor) -> dict[str, Work]:
 def main() -> None:
     """Print a table for each statistic."""
     draws_MSD = draws()
-    own, other = ours(draws_MSD), arviz_on_some(draws_MSD)
+    by_torchbayes, by_arviz = ours(draws_MSD), arviz_on_some(draws_MSD)
     before = peak_memory()
-    for name, work in own.items():
-        timings = race({"torchbayes": work, "arviz": other[name]}, rounds=3, warmup=1)
+    for name, work in by_torchbayes.items():
+        timings = race({"torchbayes": work, "arviz": by_arviz[name]}, rounds=3, warmup=1)
         scaled = Timing("arviz (scaled)", [s * WEIGHTS / SUBSET for s in timings[1].seconds])
         report(f"{name}, {WEIGHTS:,} weights, {CHAINS} x {DRAWS} draws", [timings[0], scaled], scaled.name)
     Console().print(f"memory beyond the draws: {peak_memory() - before:.0f} MiB")

@@ -12,7 +12,7 @@ import numpy as np
 
 import torchbayes as tb
 from torchbayes.data import Data, load
-from torchbayes.data.own.arrays import as_data
+from torchbayes.data.user.arrays import as_data
 from torchbayes.networks import mlp, small_cnn
 
 _UCI = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "wine", "yacht")

@@ -34,21 +34,21 @@ def by_way(rows: Sequence[Row]) -> str:
     single = {(row["set"], row["split"]): row for row in rows if row["way"] == "single network"}
     lines = [["", "mean gain", "no worse", "90 % intervals cover", "failed", "warned", "seconds"]]
     for way in dict.fromkeys(row["way"] for row in rows):
-        own = [row for row in rows if row["way"] == way]
-        pairs = [(row, single.get((row["set"], row["split"]))) for row in own]
+        of_way = [row for row in rows if row["way"] == way]
+        pairs = [(row, single.get((row["set"], row["split"]))) for row in of_way]
         gains = [
             (base["nll"] - row["nll"], base["nll"]) for row, base in pairs if base and _scored(row) and _scored(base)
         ]
         held = [gain >= -_WORSE * max(abs(base), _LEAST) for gain, base in gains]
-        covered = [row["coverage"] for row in own if "coverage" in row]
+        covered = [row["coverage"] for row in of_way if "coverage" in row]
         lines.append([
             way,
             f"{_mean(gain for gain, _ in gains):+.3f}",
             f"{sum(held)} of {len(held)}",
             f"{100 * _mean(covered):.0f} %",
-            str(sum("error" in row for row in own)),
-            str(sum(row.get("problems", 0) > 0 for row in own)) if way in METHODS else "",
-            f"{_mean(row['seconds'] for row in own):.1f}",
+            str(sum("error" in row for row in of_way)),
+            str(sum(row.get("problems", 0) > 0 for row in of_way)) if way in METHODS else "",
+            f"{_mean(row['seconds'] for row in of_way):.1f}",
         ])
     return _markdown(lines)
 

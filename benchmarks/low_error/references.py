@@ -24,7 +24,7 @@ from benchmarks.statistical.references import Means, compared
 
 def brownian(spacing: float = 0.25) -> Means:
     """Return the means by quadrature."""
-    return compared(*(_brownian(own) for own in (spacing, 1.25 * spacing)))
+    return compared(*(_brownian(each) for each in (spacing, 1.25 * spacing)))
 
 
 def given_scales(scales_P2: Tensor) -> tuple[Tensor, Tensor, Tensor]:

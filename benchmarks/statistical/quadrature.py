@@ -69,8 +69,8 @@ def on_lattice(log_density: LogDensity, size: int, spacing: float) -> Moments:
 def lattice(log_density: LogDensity, size: int, spacing: float) -> Points:
     """Return the points of a lattice that cover a density which is in one piece; arguments as of `on_lattice`."""
     known = _normal_at_mode(log_density, size)
-    for own, negligible in ((0.9, 10.0), (0.9, 16.0)):
-        known = _moments(_about(log_density, known, own, negligible))
+    for coarse, negligible in ((0.9, 10.0), (0.9, 16.0)):
+        known = _moments(_about(log_density, known, coarse, negligible))
     return _about(log_density, known, spacing, _NEGLIGIBLE)
 
 

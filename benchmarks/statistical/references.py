@@ -68,13 +68,13 @@ def reference(name: str) -> Means:
 def by_lattice(name: str, spacing: float) -> Means:
     """Return the means by quadrature on a lattice, with what a spacing a quarter wider changes."""
     log_density, size = log_density_of(name), POSTERIORS[name].size
-    return compared(*(on_lattice(log_density, size, own).values_F for own in (spacing, 1.25 * spacing)))
+    return compared(*(on_lattice(log_density, size, each).values_F for each in (spacing, 1.25 * spacing)))
 
 
 def linear() -> Means:
     """Return the means along the log noise scale, given which the coefficients are normal."""
     values_P, normal = torch.arange(-4, 4, 0.005, dtype=torch.float64), NormalGiven(log_density_of("linear"), 6, [5])
-    return compared(*(normal.moments(normal.on_line(own_P)).values_F for own_P in (values_P, values_P[::2])))
+    return compared(*(normal.moments(normal.on_line(points_P)).values_F for points_P in (values_P, values_P[::2])))
 
 
 def groups(*, centred: bool, spacing: float = 0.005) -> Means:
@@ -82,19 +82,19 @@ def groups(*, centred: bool, spacing: float = 0.005) -> Means:
     values_P = torch.arange(-30, 20, spacing, dtype=torch.float64)
     normal = NormalGiven(log_density_of("groups"), 8, [1])
     results = []
-    for own_P in (values_P, values_P[::2]):
-        change_PRR = torch.eye(7, dtype=torch.float64).repeat(len(own_P), 1, 1)
+    for points_P in (values_P, values_P[::2]):
+        change_PRR = torch.eye(7, dtype=torch.float64).repeat(len(points_P), 1, 1)
         if centred:
-            change_PRR[:, 1:, 1:] *= own_P.exp()[:, None, None]
+            change_PRR[:, 1:, 1:] *= points_P.exp()[:, None, None]
             change_PRR[:, 1:, 0] = 1.0
-        results.append(normal.moments(normal.on_line(own_P), change_PRR).values_F)
+        results.append(normal.moments(normal.on_line(points_P), change_PRR).values_F)
     return compared(*results)
 
 
 def arma(spacing: float = 0.5) -> Means:
     """Return the means on a lattice of three parameters, given which the mean of the series is normal."""
     normal = NormalGiven(log_density_of("arma"), 4, [1, 2, 3])
-    return compared(*(normal.moments(lattice(normal.marginal, 3, own)).values_F for own in (spacing, 1.25 * spacing)))
+    return compared(*(normal.moments(lattice(normal.marginal, 3, each)).values_F for each in (spacing, 1.25 * spacing)))
 
 
 def compared(fine_F: Tensor, coarse_F: Tensor) -> Means:
@@ -159,13 +159,13 @@ def agreed(name: str, values_MSF: Tensor, *, kept: Path, where: Path) -> Means:
     Raises:
         ValueError: if a long run of blackjax does not agree.
     """
-    own = estimated(values_MSF)
+    ours = estimated(values_MSF)
     peer = estimated(blackjax(name, LENGTHS, file=kept / f"ref-{name}.npz", where=where, seed=100).values_MSF)
-    worst = float(((own.mean_F - peer.mean_F) / (own.error_F**2 + peer.error_F**2).sqrt()).abs().max())
+    worst = float(((ours.mean_F - peer.mean_F) / (ours.error_F**2 + peer.error_F**2).sqrt()).abs().max())
     if worst > AGREED:
         raise ValueError(f"two long runs of {name} differ by {worst:.1f} standard errors.")
     print(f"{name}: the run of blackjax differs by at most {worst:.1f} standard errors")
-    return own
+    return ours
 
 
 def estimated(values_MSF: Tensor) -> Means:

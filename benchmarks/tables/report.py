@@ -90,8 +90,8 @@ class Task:
         """Return the sets on which a method is no better than the constant."""
         if CONSTANT not in self.methods:
             return []
-        own, same = (self.nll[self.methods.index(name)] for name in (method, CONSTANT))
-        return [name for name, ours, theirs in zip(self.sets, own, same, strict=True) if not ours < theirs]
+        scores, constant = (self.nll[self.methods.index(name)] for name in (method, CONSTANT))
+        return [name for name, ours, theirs in zip(self.sets, scores, constant, strict=True) if not ours < theirs]
 
     def failures(self, method: str) -> list[Record]:
         """Return the records of a method that failed."""
@@ -127,12 +127,12 @@ class Task:
         """Return paired differences in NLL from the library, with their 95 % t interval over sets; None without it."""
         if OURS not in self.methods or not self.sets:
             return None
-        own, body = self.nll[self.methods.index(OURS)], []
+        ours, body = self.nll[self.methods.index(OURS)], []
         for method, theirs in zip(self.methods, self.nll, strict=True):
-            both = np.isfinite(own) & np.isfinite(theirs)
+            both = np.isfinite(ours) & np.isfinite(theirs)
             if method != OURS and both.any():
-                ends = interval((own - theirs)[both])
-                body.append([method, f"{int((own < theirs).sum())} of {len(self.sets)}", *map(_or_none, ends)])
+                ends = interval((ours - theirs)[both])
+                body.append([method, f"{int((ours < theirs).sum())} of {len(self.sets)}", *map(_or_none, ends)])
         heads = ["mean difference", "from", "to"]
         return Table(["torchbayes against", "better on", *heads], body, formats=dict.fromkeys(heads, "+.3f"))
 

@@ -23,7 +23,7 @@ from torchbayes.catalogue.methods import METHODS, check_method, classes, entry_o
 from torchbayes.catalogue.models import LIKELIHOODS, NETWORKS, PRIORS, build_likelihood, build_network, known
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
-from torchbayes.data.own import as_data
+from torchbayes.data.user import as_data
 from torchbayes.model.priors.axes import Axes
 from torchbayes.predictive.linearised import preferred
 from torchbayes.report import looks

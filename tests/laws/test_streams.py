@@ -28,7 +28,7 @@ DRAWN_IN_PLACE = {"normal_", "uniform_", "bernoulli_", "exponential_", "cauchy_"
 # what a split of a data set is, by number; NumPy's generators share no stream with PyTorch's
 OWN = {
     "data/vectors.py": {"default_rng"},
-    "data/own/rows.py": {"default_rng"},
+    "data/user/rows.py": {"default_rng"},
     "data/text.py": {"RandomState"},
     "comparison/bands.py": {"Generator", "manual_seed"},
     "randomness/generators.py": {"Generator", "manual_seed"},  # under the seeds that it is given

@@ -11,7 +11,7 @@ from typing import Any
 from torchbayes import data as room
 from torchbayes.catalogue.imports import call, load_path, path_of, registered
 from torchbayes.data.base import Data
-from torchbayes.data.own import as_data, is_file_name, read_data
+from torchbayes.data.user import as_data, is_file_name, read_data
 from torchbayes.native.process import full_path
 
 GROUP = "torchbayes.data"
@@ -28,9 +28,9 @@ def load(
 ) -> Data:
     """Load a data set by its name in the catalogue, an entry point, an import path, or a file or folder.
 
-    An import path names a function that takes the settings and returns what `own.as_data` takes; `own.read_data` reads
-    a file or folder. The sets of the catalogue have no settings. Raises ValueError if there is no such set or split,
-    or a set of the catalogue is given settings.
+    An import path names a function that takes the settings and returns what `user.as_data` takes; `user.read_data`
+    reads a file or folder. The sets of the catalogue have no settings. Raises ValueError if there is no such set or
+    split, or a set of the catalogue is given settings.
     """
     path = None if name in room.names() else path_of(name, GROUP)
     if path is not None:

@@ -16,7 +16,7 @@ def abstain(argv: list[str]) -> None:
     """Certify on held-out rows which new rows to decide on, and save the rule in the run, where `predict` uses it."""
     from torchbayes import decisions
     from torchbayes.catalogue.config import load_run
-    from torchbayes.data.own.rows import shared
+    from torchbayes.data.user.rows import shared
     from torchbayes.decisions.abstain import check_held_out
     from torchbayes.decisions.abstention import FILE
 

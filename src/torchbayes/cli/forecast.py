@@ -73,7 +73,7 @@ def _series(chosen: Mapping[str, Any]) -> tuple[Any, Steps | None]:
     """Return the series of a table; and its times, if they are numbers, which a series has not."""
     import pandas as pd
 
-    from torchbayes.data.own.table import missing, read_table
+    from torchbayes.data.user.table import missing, read_table
     from torchbayes.forecasting.series import as_series
 
     table = read_table(Path(chosen["data"]))

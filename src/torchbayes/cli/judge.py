@@ -121,7 +121,7 @@ def _known(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def labelled(setup: Setup, path: Path) -> tuple[Any, ...]:
     """Return the inputs and targets of a file of the user. Raises ValueError if it has no targets."""
-    from torchbayes.data.own import read_new, repeated
+    from torchbayes.data.user import read_new, repeated
 
     new = read_new(setup.data, path)
     if new.targets is None:
@@ -179,7 +179,7 @@ def _output_of(run: Path, named: str | None, *, overwrite: bool) -> Path:
 def predict(argv: list[str]) -> None:
     """Predict new inputs with a saved posterior: a CSV file, and a picture."""
     from torchbayes.catalogue.config import load_run
-    from torchbayes.data.own import read_new
+    from torchbayes.data.user import read_new
     from torchbayes.predictive.columns import Units
     from torchbayes.predictive.written import columns_of, write_columns
     from torchbayes.report.figures.predictions import new_rows

@@ -50,8 +50,8 @@ def times_of(name: str, times: np.ndarray, zone: str | None) -> Any:
     """Return the index of times: dates, or numbers. A ValueError if they are neither, or do not fit the zone."""
     import pandas as pd
 
-    from torchbayes.data.own.dates import ISO, forms_of, read_date
-    from torchbayes.data.own.table import texts_of
+    from torchbayes.data.user.dates import ISO, forms_of, read_date
+    from torchbayes.data.user.table import texts_of
 
     if times.dtype.kind != "O":
         return pd.Index(times)

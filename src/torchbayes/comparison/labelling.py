@@ -24,8 +24,8 @@ from torchbayes.catalogue.config import fit_run
 from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.checks import as_file
 from torchbayes.checksum import crc
-from torchbayes.data.own import read_new
-from torchbayes.data.own.table import read_texts
+from torchbayes.data.user import read_new
+from torchbayes.data.user.table import read_texts
 from torchbayes.methods.protocol import Method
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import read_described, write_described, write_whole

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_file, as_numbers, nearest, seen
-from torchbayes.data.own.table import separator_of
+from torchbayes.data.user.table import separator_of
 from torchbayes.native.process import undisturbed_methods
 
 ABSTAIN = "abstain"

@@ -13,7 +13,7 @@ from torchbayes.checks import as_numbers, seen
 from torchbayes.conformal.numbers import as_double, numbers_like
 from torchbayes.conformal.rows import is_over_classes, judged
 from torchbayes.data.base import Standardise
-from torchbayes.data.own.rows import shortened
+from torchbayes.data.user.rows import shortened
 from torchbayes.decisions.costs import names_of
 from torchbayes.metrics._checks import check_probs
 from torchbayes.predictive.average import Predictive

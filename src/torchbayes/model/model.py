@@ -155,7 +155,7 @@ class Model:
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
         axes = axes_of(self.network.module, self.network.layout.names)
         learned_priors = {PREFIX + n: p.prior for n, p in self._learned.items()}
-        self.prior = BoundPrior(self.layout, rules, axes=axes, own=learned_priors)
+        self.prior = BoundPrior(self.layout, rules, axes=axes, named_priors=learned_priors)
 
     def unpack(self, batch: Any) -> Batch:
         """Return what a loader yields as a `Batch` on the network's device, floating inputs in its dtype.

@@ -21,7 +21,7 @@ from torchbayes.assess.evaluation import Evaluation
 from torchbayes.assess.intervals import Numbers
 from torchbayes.data import Data
 from torchbayes.data.base import Standardise
-from torchbayes.data.own.table import missing
+from torchbayes.data.user.table import missing
 from torchbayes.metrics.scoring import hits
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.classes import moment, probs_of_draws

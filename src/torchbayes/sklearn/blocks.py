@@ -13,7 +13,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
 from torchbayes.checks import check_kind, optional
-from torchbayes.data.own.table import Table
+from torchbayes.data.user.table import Table
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.mixture import some_rows
 from torchbayes.predictive.predict import as_source, predict

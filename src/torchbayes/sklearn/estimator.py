@@ -20,7 +20,7 @@ from torchbayes.catalogue.models import build_likelihood, build_network, data_fo
 from torchbayes.catalogue.tables import HIDDEN
 from torchbayes.checks import check_flags, check_function
 from torchbayes.data.base import Data
-from torchbayes.data.own.table import Table
+from torchbayes.data.user.table import Table
 from torchbayes.decisions.abstain import check_held_out
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import mlp

@@ -20,7 +20,7 @@ from torchbayes.conformal.calibrate import CLASS, calibrate
 from torchbayes.conformal.conformal import SCORES, Conformal
 from torchbayes.conformal.ranks import check_coverage, fewest_rows
 from torchbayes.data.base import Standardise
-from torchbayes.data.own.table import Table, texts_of
+from torchbayes.data.user.table import Table, texts_of
 from torchbayes.posteriors.problems import ProblemWarning, warn_of
 from torchbayes.randomness.seeds import Purpose, generator
 from torchbayes.sklearn.tables import order_of, repeated

@@ -12,7 +12,7 @@ from torchbayes.assess.baselines import warnings_of
 from torchbayes.assess.columns.table import predictor
 from torchbayes.checks import seen
 from torchbayes.data.base import Data, Pair, Standardise
-from torchbayes.data.own.rows import repeated
+from torchbayes.data.user.rows import repeated
 from torchbayes.display import brief
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.predictive.linearised import preferred

@@ -16,7 +16,7 @@ from torchbayes.checks import as_numbers, check_counts
 from torchbayes.conformal.conformal import Conformal
 from torchbayes.conformal.ranks import check_coverage
 from torchbayes.data.base import Data, Pair, Standardise
-from torchbayes.data.own.columns import check_size
+from torchbayes.data.user.columns import check_size
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.mixture import some_rows

@@ -20,8 +20,8 @@ from torchbayes.conformal.conformal import Conformal
 from torchbayes.conformal.conformal import packed as packed_calibration
 from torchbayes.conformal.conformal import restored as restored_calibration
 from torchbayes.data.base import Standardise
-from torchbayes.data.own.columns import Column, Columns
-from torchbayes.data.own.dates import Dates
+from torchbayes.data.user.columns import Column, Columns
+from torchbayes.data.user.dates import Dates
 from torchbayes.native.process import full_path
 from torchbayes.networks import ColumnEncoding
 from torchbayes.posteriors.files import RESTORE, read_header, read_tensors, write_tensors

@@ -13,10 +13,10 @@ from torch import Tensor
 from torchbayes.checks import seen
 from torchbayes.checksum import row_keys
 from torchbayes.data.base import Standardise
-from torchbayes.data.own.columns import Columns, fit_columns
-from torchbayes.data.own.rows import shortened
-from torchbayes.data.own.table import Table, from_frame, missing, of_objects
-from torchbayes.data.own.tabular import odd_numbers
+from torchbayes.data.user.columns import Columns, fit_columns
+from torchbayes.data.user.rows import shortened
+from torchbayes.data.user.table import Table, from_frame, missing, of_objects
+from torchbayes.data.user.tabular import odd_numbers
 from torchbayes.networks import ColumnEncoding
 from torchbayes.posteriors.problems import note
 

@@ -16,8 +16,8 @@ from torchbayes.assess.columns.doubt import falls, most_uncertain, reasons, unce
 from torchbayes.assess.columns.table import TablePredictor, predictor, predictor_of, spread_rows
 from torchbayes.data import Data, Pair
 from torchbayes.data.base import Standardise
-from torchbayes.data.own.columns import fit_columns
-from torchbayes.data.own.table import Table, from_frame
+from torchbayes.data.user.columns import fit_columns
+from torchbayes.data.user.table import Table, from_frame
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.linearised import preferred
 from torchbayes.report.columns import dependence
@@ -282,7 +282,7 @@ def test_vectors_without_names_are_numbered_and_too_many_are_left():
 
 
 def test_dates_are_written_as_the_table_writes_them():
-    from torchbayes.data.own.dates import fit_dates
+    from torchbayes.data.user.dates import fit_dates
 
     for texts in (
         ["2024-03-01", "2024-05-11"],

@@ -137,14 +137,14 @@ def optimised(recipe: SurrogatesRecipe, name: str, method: str, *, seed: int) ->
     Y = problem.function(X)
     scores = [problem.score(Y)]
     for number in range(recipe.rounds):
-        own = mix(Purpose.SURROGATE_ROUND, seed, number) % 2**31
+        round_seed = mix(Purpose.SURROGATE_ROUND, seed, number) % 2**31
         if method == RANDOM:
-            shares = torch.rand(recipe.batch, bounds.shape[1], generator=generator(Purpose.SURROGATE_ROUND, own))
+            shares = torch.rand(recipe.batch, bounds.shape[1], generator=generator(Purpose.SURROGATE_ROUND, round_seed))
             chosen = bounds[0] + (bounds[1] - bounds[0]) * shares
         else:
-            with manual_seed(own), warnings.catch_warnings():
+            with manual_seed(round_seed), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of chains and optimisers that end early: the study has such too
-                chosen = _candidates(recipe, problem, method, X=X, Y=Y, seed=own)
+                chosen = _candidates(recipe, problem, method, X=X, Y=Y, seed=round_seed)
         X = torch.cat([X, chosen.to(X)])
         Y = torch.cat([Y, problem.function(X[-recipe.batch :])])
         scores.append(problem.score(Y))

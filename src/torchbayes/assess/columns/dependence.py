@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, distributions
 
 from torchbayes.assess.columns.table import TablePredictor, in_table, spread_rows
-from torchbayes.data.own.columns import Column
-from torchbayes.data.own.dates import Dates
-from torchbayes.data.own.table import missing, texts_of
+from torchbayes.data.user.columns import Column
+from torchbayes.data.user.dates import Dates
+from torchbayes.data.user.table import missing, texts_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import moment
 from torchbayes.randomness.seeds import Purpose, generator

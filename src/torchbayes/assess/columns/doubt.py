@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributions
 
 from torchbayes.assess.columns.table import TablePredictor
-from torchbayes.data.own.table import missing, texts_of
+from torchbayes.data.user.table import missing, texts_of
 from torchbayes.predictive.average import Predictive
 
 LISTED = 6  # rows of the largest uncertainty, and as many of the largest disagreement

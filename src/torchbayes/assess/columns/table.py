@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.data import Data
-from torchbayes.data.own.columns import Column, Columns
-from torchbayes.data.own.dates import Dates
-from torchbayes.data.own.rows import Reader, as_number
-from torchbayes.data.own.table import Table, missing, texts_of
+from torchbayes.data.user.columns import Column, Columns
+from torchbayes.data.user.dates import Dates
+from torchbayes.data.user.rows import Reader, as_number
+from torchbayes.data.user.table import Table, missing, texts_of
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import Source, predict

@@ -111,12 +111,12 @@ class BoundPrior:
         rules: PriorRules | Joint,
         *,
         axes: Mapping[str, Axes] | None = None,
-        own: Mapping[str, Prior] | None = None,
+        named_priors: Mapping[str, Prior] | None = None,
     ) -> None:
         """Resolve `rules` for every name of `layout`.
 
         The rules are one prior for all, or glob -> prior, first match wins; or a joint prior over all weights, or an
-        independent one over all but those of `own`. These are priors of the last parameters of the layout, by name.
+        independent one over all but those of `named_priors`: priors of the last parameters of the layout, by name.
         They go before the rules, but a joint prior over all weights replaces them. `axes` belong to the parameters in
         their full shapes, even if only some elements are random; the default are those of a linear layer, (O, I).
 
@@ -126,15 +126,15 @@ class BoundPrior:
         """
         self.layout, self.rules = layout, rules
         self.segments: list[Segment] = []
-        own = dict(own or {})
+        named_priors = dict(named_priors or {})
         if isinstance(rules, Joint):
-            for prior, where in _joined(layout, rules, own):
+            for prior, where in _joined(layout, rules, named_priors):
                 _append(self.segments, prior, where)
             return
         table = rules if isinstance(rules, Mapping) else {"*": rules}
         if not table:
             raise ValueError("the `prior` is an empty mapping; got {}. Give a rule for all weights: {'*': Normal()}.")
-        table = {**own, **table}
+        table = {**named_priors, **table}
         unused = [glob for glob in table if not layout.select(glob)]
         if unused:
             raise ValueError(
@@ -282,14 +282,14 @@ def _append(segments: list[Segment], prior: Prior | Together, where: slice) -> N
     segments.append(Segment(prior, where))
 
 
-def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tuple[Prior | Joint, slice]]:
+def _joined(layout: Layout, joint: Joint, named_priors: Mapping[str, Prior]) -> list[tuple[Prior | Joint, slice]]:
     """Return a joint prior, and those of the last parameters that it leaves out, each with its place.
 
     It raises ValueError if the joint prior is over another number of weights.
     """
     covered = len(joint.loc_D)
     others: list[tuple[Prior | Joint, slice]] = [
-        (own[name], layout.slices[name]) for name in own if layout.slices[name].start >= covered
+        (named_priors[name], layout.slices[name]) for name in named_priors if layout.slices[name].start >= covered
     ]
     num_others = sum(where.stop - where.start for _, where in others)
     if covered + num_others != layout.size or (others and not joint.is_independent):

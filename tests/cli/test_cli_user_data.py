@@ -17,7 +17,7 @@ from tests.pictures import unpainted
 import torchbayes as tb
 from torchbayes.catalogue.config import load_run, read_config
 from torchbayes.cli import main
-from torchbayes.data.own import read_new
+from torchbayes.data.user import read_new
 
 SHORT = ["--method.epochs", "30"]
 MAP = ["--method", "MAP", *SHORT]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from torchbayes.data.own.pictures import said
+from torchbayes.data.user.pictures import said
 
 _WORDS = {
     "train": ("train", "training"),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchbayes.checks import seen, whole
 from torchbayes.data.base import Data, Raw, Standardise, finish, subset_of, unit_images
-from torchbayes.data.own.table import Table
+from torchbayes.data.user.table import Table
 
 HELD_OUT = 0.1
 CLASSES = 1000  # with more, whole numbers are taken for a regression written as integers

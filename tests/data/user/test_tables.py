@@ -12,9 +12,9 @@ import torch
 
 from torchbayes.catalogue.config import Problem
 from torchbayes.data import Data
-from torchbayes.data.own import read_data, read_new
-from torchbayes.data.own.columns import Column, Columns, fit_columns
-from torchbayes.data.own.table import Table, from_frame, read_table
+from torchbayes.data.user import read_data, read_new
+from torchbayes.data.user.columns import Column, Columns, fit_columns
+from torchbayes.data.user.table import Table, from_frame, read_table
 
 ROWS = 40
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from torchbayes.data.own import read_data, read_new
-from torchbayes.data.own.pictures import look, pixels
+from torchbayes.data.user import read_data, read_new
+from torchbayes.data.user.pictures import look, pixels
 
 SHADES = {"dark": 40, "light": 200}
 

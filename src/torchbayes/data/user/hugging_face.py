@@ -13,12 +13,12 @@ import numpy as np
 
 from torchbayes.checks import check_name
 from torchbayes.data.base import Data
-from torchbayes.data.own.images import read_images
-from torchbayes.data.own.pictures import look, pixels, shape_of
-from torchbayes.data.own.rows import Encoded, Form, Rows, Task, assemble, shortened
-from torchbayes.data.own.saved import TARGETS, columns_of, is_saved, labels_of, new_rows_of, of_images, parts_of
-from torchbayes.data.own.table import Table, from_frame, read_table
-from torchbayes.data.own.tabular import Tabular, of_tables
+from torchbayes.data.user.images import read_images
+from torchbayes.data.user.pictures import look, pixels, shape_of
+from torchbayes.data.user.rows import Encoded, Form, Rows, Task, assemble, shortened
+from torchbayes.data.user.saved import TARGETS, columns_of, is_saved, labels_of, new_rows_of, of_images, parts_of
+from torchbayes.data.user.table import Table, from_frame, read_table
+from torchbayes.data.user.tabular import Tabular, of_tables
 
 _PLAIN = ("Value", "ClassLabel")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from torchbayes.data.base import Data
-from torchbayes.data.own.pictures import (
+from torchbayes.data.user.pictures import (
     SUFFIXES,
     Look,
     folders_in,
@@ -23,8 +23,8 @@ from torchbayes.data.own.pictures import (
     resized,
     shape_of,
 )
-from torchbayes.data.own.rows import Encoded, Encoder, Form, Rows, assemble, shortened
-from torchbayes.data.own.saved import (
+from torchbayes.data.user.rows import Encoded, Encoder, Form, Rows, assemble, shortened
+from torchbayes.data.user.saved import (
     TARGETS,
     Parts,
     chosen,

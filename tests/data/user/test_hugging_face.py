@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.own.test_images import folder
-from tests.data.own.test_tables import raw
-from torchbayes.data.own import read_data, read_new
+from tests.data.user.test_images import folder
+from tests.data.user.test_tables import raw
+from torchbayes.data.user import read_data, read_new
 
 datasets = pytest.importorskip("datasets")
 

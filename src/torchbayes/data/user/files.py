@@ -14,12 +14,12 @@ import torch
 
 from torchbayes.checks import seen
 from torchbayes.data.base import Data
-from torchbayes.data.own import arrays, hugging_face, images, tabular
-from torchbayes.data.own.pictures import SUFFIXES as IMAGES
-from torchbayes.data.own.pictures import files_in, images_in, is_image
-from torchbayes.data.own.rows import Encoded, New, Reader, Rows, shortened
-from torchbayes.data.own.saved import is_saved
-from torchbayes.data.own.table import SUFFIXES, is_table, read_table
+from torchbayes.data.user import arrays, hugging_face, images, tabular
+from torchbayes.data.user.pictures import SUFFIXES as IMAGES
+from torchbayes.data.user.pictures import files_in, images_in, is_image
+from torchbayes.data.user.rows import Encoded, New, Reader, Rows, shortened
+from torchbayes.data.user.saved import is_saved
+from torchbayes.data.user.table import SUFFIXES, is_table, read_table
 from torchbayes.native.process import full_path
 
 

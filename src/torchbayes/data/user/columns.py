@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from torchbayes.checks import check_memory, seen
-from torchbayes.data.own.dates import Dates, fit_dates
-from torchbayes.data.own.rows import Encoded, as_number, shortened
-from torchbayes.data.own.table import MARKS, Table, missing, texts_of
+from torchbayes.data.user.dates import Dates, fit_dates
+from torchbayes.data.user.rows import Encoded, as_number, shortened
+from torchbayes.data.user.table import MARKS, Table, missing, texts_of
 
 MANY = 20  # with more different values, numbers are not names and texts not classes
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from torchbayes.data import Data
-from torchbayes.data.own import read_data, read_new
-from torchbayes.data.own.table import read_table
+from torchbayes.data.user import read_data, read_new
+from torchbayes.data.user.table import read_table
 
 ROWS = 60
 

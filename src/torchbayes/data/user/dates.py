@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 
 from torchbayes.checks import seen
-from torchbayes.data.own.table import MARKS, missing, texts_of
+from torchbayes.data.user.table import MARKS, missing, texts_of
 
 ISO = "ISO 8601"
 _DAYS = (

@@ -18,9 +18,9 @@ import torch
 
 from torchbayes.checks import check_name, seen
 from torchbayes.data.base import Data
-from torchbayes.data.own.columns import MANY, Columns, check_input, check_size, check_target, far, fit_columns
-from torchbayes.data.own.rows import Encoder, Form, Reader, Rows, Task, assemble
-from torchbayes.data.own.table import Table, is_table, missing, read_table, texts_of
+from torchbayes.data.user.columns import MANY, Columns, check_input, check_size, check_target, far, fit_columns
+from torchbayes.data.user.rows import Encoder, Form, Reader, Rows, Task, assemble
+from torchbayes.data.user.table import Table, is_table, missing, read_table, texts_of
 
 _COUNTED = 20  # least rows of a column that counts from any number: with fewer it may be chance
 _YEARS = (1700, 2100)  # consecutive whole numbers in this range are times

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from torchbayes.data import Data
-from torchbayes.data.own.dates import fit_dates, forms_of
-from torchbayes.data.own.tabular import read_tabular
+from torchbayes.data.user.dates import fit_dates, forms_of
+from torchbayes.data.user.tabular import read_tabular
 
 BEGIN = datetime(2011, 12, 20, 6, 30)
 DATES = [BEGIN + timedelta(days=7 * i, hours=5 * i) for i in range(60)]

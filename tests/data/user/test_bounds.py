@@ -15,7 +15,7 @@ from PIL import Image
 from torchbayes.catalogue.loading import is_file
 from torchbayes.cli import main
 from torchbayes.data import files
-from torchbayes.data.own import pictures, read_data
+from torchbayes.data.user import pictures, read_data
 from torchbayes.predictive.written import write_columns
 
 ROWS = "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(40))

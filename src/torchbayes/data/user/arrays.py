@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchbayes.checks import seen
 from torchbayes.data.base import Data
 from torchbayes.data.files import opened
-from torchbayes.data.own.rows import Encoded, Encoder, Form, Rows, assemble
-from torchbayes.data.own.table import missing
+from torchbayes.data.user.rows import Encoded, Encoder, Form, Rows, assemble
+from torchbayes.data.user.table import missing
 
 # names that archives use for inputs and targets, of training or all rows, and of test rows
 _NAMES = (("inputs", "targets"), ("x_train", "y_train"), ("X_train", "y_train"), ("x", "y"), ("X", "y"))

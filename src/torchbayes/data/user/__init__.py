@@ -17,8 +17,8 @@ The rules are stated here and nowhere else; the `notes` of each data set say how
   whose rows are the test rows where there are no others. A folder that itself holds images is a class.
 """
 
-from torchbayes.data.own.arrays import as_data
-from torchbayes.data.own.files import is_file_name, read_data, read_new
-from torchbayes.data.own.rows import New, repeated
+from torchbayes.data.user.arrays import as_data
+from torchbayes.data.user.files import is_file_name, read_data, read_new
+from torchbayes.data.user.rows import New, repeated
 
 __all__ = ["New", "as_data", "is_file_name", "read_data", "read_new", "repeated"]

@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torchbayes.catalogue.loading import load as load_by_name
 from torchbayes.data import load
-from torchbayes.data.own import as_data, is_file_name, read_data, read_new
-from torchbayes.data.own.arrays import rows_of
+from torchbayes.data.user import as_data, is_file_name, read_data, read_new
+from torchbayes.data.user.arrays import rows_of
 
 
 def test_archives_by_the_names_of_their_arrays(tmp_path):
