@@ -136,6 +136,9 @@ def test_tasks_can_be_added_later(tmp_path: Path) -> None:
         tb.sequence(model(), TASKS, method, directory=tmp_path)
     with pytest.raises(ValueError, match="belongs to another run: its seed is 0, now 1"):
         tb.sequence(model(), TASKS, method, directory=tmp_path, resume=True, seed=1)
+    other = tb.Task(TASKS[0].train, TASKS[1].test, TASKS[0].name)
+    with pytest.raises(ValueError, match="belongs to another run: its checksums_of_test_rows is"):
+        tb.sequence(model(), [other, *TASKS[1:]], method, directory=tmp_path, resume=True)
     actual = tb.sequence(model(), iter(TASKS), method, directory=tmp_path, resume=True)
     same(actual, tb.sequence(model(), TASKS, method))
     text = (tmp_path / "sequence.json").read_text()

@@ -47,6 +47,7 @@ from torchbayes.methods.protocol import Method
 from torchbayes.model.batches.batch import rows_of, tensors_of
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
+from torchbayes.model.sources.sources import checksum_of_rows
 from torchbayes.native.process import full_path, undisturbed
 from torchbayes.posteriors.locks import Locked, folder_in
 from torchbayes.posteriors.posterior import Posterior
@@ -219,7 +220,7 @@ def study(
 
 def _asked(model: Model, plan: Plan, test: Any, **rows: str) -> dict[str, Any]:
     """Return what tells a study from others, besides its method and its seeds, whose number may grow."""
-    sizes, in_memory = plan.sizes, isinstance(test, tuple | list)  # a loader may have an order of its own
+    sizes = plan.sizes
     return {
         **rows,
         "first": sizes.first,
@@ -227,7 +228,7 @@ def _asked(model: Model, plan: Plan, test: Any, **rows: str) -> dict[str, Any]:
         "warm": plan.warm,
         "draws": plan.draws,
         "model": {**describe_model(model), "layout": {name: [*shape] for name, shape in model.layout.shapes.items()}},
-        "test": checksums(tensors_of(test)) if in_memory else None,
+        "test": checksum_of_rows(test),
         "target_scale": plan.target_scale,
     }
 

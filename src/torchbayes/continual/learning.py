@@ -32,7 +32,7 @@ from torchbayes.driver.checks import check_method
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.protocol import Continued
 from torchbayes.model.model import Model, having
-from torchbayes.model.sources.sources import Source
+from torchbayes.model.sources.sources import Source, checksum_of_rows
 from torchbayes.native.process import full_path, undisturbed
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import as_prior
@@ -103,7 +103,11 @@ def sequence(
         raise ValueError("`resume=True` needs the `directory` of the sequence to continue.")
     path = None if directory is None else full_path(directory)
     settings = {"method": method, "seeker": seeker, "coreset": coreset, "seed": seed}
-    with recorded(path, settings, [source.num_data for source in sources], resume=resume) as record:
+    rows = {
+        "sizes": [source.num_data for source in sources],
+        "checksums_of_test_rows": [checksum_of_rows(task.judged_on) for task in tasks],
+    }
+    with recorded(path, settings, rows, resume=resume) as record:
         fits = Fits(method, seeker, path, resume, seed)
         return _learn(model, tasks, sources, fits=fits, coreset=coreset, record=record)
 

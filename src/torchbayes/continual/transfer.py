@@ -104,14 +104,16 @@ def matrices(cells: Mapping[tuple[int, int], Mapping[str, float]], count: int) -
 
 @contextmanager
 def recorded(
-    directory: Path | None, settings: Mapping[str, Any], sizes: list[int], *, resume: bool
+    directory: Path | None, settings: Mapping[str, Any], rows: Mapping[str, list[Any]], *, resume: bool
 ) -> Iterator[Record]:
-    """Give the record of a sequence with these settings, and rows of each task; its directory, if any, is locked.
+    """Give the record of a sequence; its directory, if any, is locked.
+
+    `settings` and `rows` tell it from others. `rows` have an entry for each task, of which there may be more later.
 
     Raises ValueError if it holds another sequence, one that is not to be resumed, or a damaged one; OSError if
     another process writes there, or it cannot be written to.
     """
-    record = Record(directory, {name: describe(value) for name, value in settings.items()}, sizes)
+    record = Record(directory, {name: describe(value) for name, value in settings.items()}, rows)
     with Locked(directory) if directory else nullcontext():
         if directory:
             record.read(directory / NAME, resume=resume)
@@ -121,10 +123,15 @@ def recorded(
 class Record:
     """The scores of a sequence, kept in `sequence.json` of a directory if there is one, with its settings."""
 
-    def __init__(self, directory: Path | None, settings: Mapping[str, Any], sizes: list[int]) -> None:
-        self.directory, self.settings, self.sizes = directory, settings, sizes
+    def __init__(self, directory: Path | None, settings: Mapping[str, Any], rows: Mapping[str, list[Any]]) -> None:
+        self.directory, self.settings, self.rows = directory, settings, rows
         self.cells: dict[tuple[int, int], Metrics] = {}
         self.untrained: dict[tuple[int, int], Metrics] = {}
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.rows["sizes"])
 
     def read(self, path: Path, *, resume: bool) -> None:
         """Read the scores so far, after checking that they are of this sequence."""
@@ -136,25 +143,26 @@ class Record:
                 f"{path.parent} already holds a sequence. Pass resume=True to continue it, or choose another directory."
             )
         described = read_described(path, restore="Restore it, or remove it and resume: scores are then taken anew.")
-        sizes = described["sizes"]  # tasks may have been added
-        check_same_run(path, described, {**self.settings, "sizes": self.sizes[: len(sizes)]})
+        before = len(described["sizes"])  # tasks may have been added
+        known = {name: entries[:before] for name, entries in self.rows.items() if name in described}
+        check_same_run(path, described, {**self.settings, **known})
         for into, name in ((self.cells, "scores"), (self.untrained, "untrained")):
-            into |= {(t, s): cell for t, s, cell in described[name] if max(t, s) < len(self.sizes)}
+            into |= {(t, s): cell for t, s, cell in described[name] if max(t, s) < self.tasks}
         self._write()
 
     def _write(self) -> None:
         if self.directory is not None:
             scores, untrained = ([[*at, dict(cell)] for at, cell in of.items()] for of in (self.cells, self.untrained))
-            content = {**self.settings, "sizes": self.sizes, "scores": scores, "untrained": untrained}
+            content = {**self.settings, **self.rows, "scores": scores, "untrained": untrained}
             write_described(self.directory / NAME, content)
 
     def score_untrained(self, score: Callable[[int], Metrics]) -> None:
         """Take the scores of the untrained network on every task, unless they are known."""
-        self._fill(self.untrained, 0, range(len(self.sizes)), score)
+        self._fill(self.untrained, 0, range(self.tasks), score)
 
     def score(self, task: int, score: Callable[[int], Metrics]) -> None:
         """Take the scores after a task on those so far and the next one, unless they are known."""
-        self._fill(self.cells, task, range(min(task + 2, len(self.sizes))), score)
+        self._fill(self.cells, task, range(min(task + 2, self.tasks)), score)
 
     def _fill(
         self, into: dict[tuple[int, int], Metrics], row: int, columns: range, score: Callable[[int], Metrics]

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from torchbayes.checks import seen
+from torchbayes.checksum import checksums
 from torchbayes.model.batches.batch import Batch, concatenate, tensors_of
 from torchbayes.model.batches.loaders import (
     ForMembers,
@@ -51,6 +52,14 @@ def whole_batches(count: int, bounds: Sequence[int]) -> list[list[int]]:
 def orders(seeds: Sequence[int], epoch: int, num_data: int) -> Tensor:
     """Return each member's order of the rows in this epoch, (M, N)."""
     return torch.stack([torch.randperm(num_data, generator=generator(Purpose.ORDER, s, epoch)) for s in seeds])
+
+
+def checksum_of_rows(data: Any) -> str | None:
+    """Return the checksums of rows in memory; None of other data, which may come in another order each time."""
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    is_plain = isinstance(data, tuple | list | Mapping) and not isinstance(data, Dataset)
+    return checksums(tensors_of(data)) if is_plain else None
 
 
 class Table(Source):
