@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from tests.laws.cases import POSTERIORS, assert_same_tensors, made, model_of, normal, rows_of
@@ -235,11 +236,32 @@ def test_batch_norm_needs_calibration_after_loading(tmp_path: Path) -> None:
     method = tb.SWAG(epochs=4, batch_size=8, plan="loop")
     posterior = tb.fit(model, data, method, callbacks=())
     loaded = tb.load(posterior.save(tmp_path / "q.safetensors"), model)
-    with pytest.raises(ValueError, match=r"`1` is a batch norm.*Load the posterior with `calibration=`"):
+    with pytest.raises(ValueError, match=r"`1` is a batch norm.*Load the posterior with `calibration=inputs`"):
         tb.predict(loaded, data[0])
     again = tb.load(tmp_path / "q.safetensors", model, calibration=lambda: [data[0][a : a + 8] for a in (0, 8, 16)])
     expected = posterior.functions(30, seed=1)(data[0])
     torch.testing.assert_close(again.functions(30, seed=1)(data[0]), expected, rtol=0, atol=0)
+
+
+def test_inputs_in_any_form_calibrate_batch_norm_after_loading(tmp_path: Path) -> None:
+    model, data = model_of("conv_batch_norm"), rows_of("conv_batch_norm")
+    posterior = tb.fit(model, data, tb.SWAG(epochs=4, batch_size=8, plan="loop"), callbacks=())
+    path, inputs = posterior.save(tmp_path / "q.safetensors"), data[0]
+    loader = DataLoader(TensorDataset(*data), batch_size=len(inputs))
+    expected = tb.load(path, model, calibration=lambda: [inputs]).functions(4)(inputs)
+    loaded = tb.load(path, model)
+    for again in (
+        tb.load(path, model, calibration=inputs),
+        tb.load(path, model, calibration=loader),
+        loaded.calibrated((inputs,)),
+    ):
+        torch.testing.assert_close(again.functions(4)(inputs), expected, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="NaN"):
+        loaded.calibrated(inputs / 0 * 0)
+    with pytest.raises(ValueError, match="`calibration` has no rows"):
+        loaded.calibrated(inputs[:0])
+    with pytest.raises(ValueError, match="give inputs without targets"):
+        loaded.calibrated(data).functions(1)
 
 
 def test_batch_norm_statistics_of_a_mode_are_saved(tmp_path: Path) -> None:

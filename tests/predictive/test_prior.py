@@ -199,6 +199,8 @@ def test_batch_norm_has_the_statistics_of_the_calibration_inputs():
     with pytest.raises(ValueError, match=r"`1` is a batch norm.*calibration=inputs"):
         tb.prior_predictive(model, inputs)
     actual = tb.prior_predictive(model, inputs[:2], draws=3, calibration=inputs)
+    uneven = tb.prior_predictive(model, inputs[:2], draws=3, calibration=inputs, chunk_size=49)  # no batch of one row
+    assert uneven.outputs_SBK.isfinite().all()
     loader = DataLoader(TensorDataset(inputs, inputs), batch_size=50)
     same = tb.prior_predictive(model, inputs[:2], draws=3, calibration=loader)
     assert torch.allclose(actual.outputs_SBK, same.outputs_SBK)

@@ -94,7 +94,7 @@ def _statistics(posterior: Posterior, views: Mapping[str, Tensor]) -> Mapping[st
     if posterior.calibration is None:
         raise ValueError(
             f"`{network.batch_norms[0]}` is a batch norm whose statistics belong to the weights, and no training data "
-            f"are at hand to find those of the means. Load the posterior with `calibration=`."
+            f"are at hand to find those of the means. Load the posterior with `calibration=inputs`."
         )
     return network.recalibrate(views, posterior.calibration(), buffers)
 

@@ -44,8 +44,9 @@ class BayesianForecaster:
             if None.
         network: as of `BayesianRegressor`: "mlp", a module from (B, D) to (B, K), or a function (D, K) -> module.
         method: how to infer, such as `torchbayes.SWAG(members=5)`.
-        likelihood: "heteroscedastic": normal noise of its own at each step, which depends on the inputs; "gaussian",
-            "student_t", or a likelihood. It is that of differences from the seasonal naive forecast, standardised.
+        likelihood: "heteroscedastic": normal noise of its own at each step, which depends on the inputs; "gaussian" or
+            "student_t", one scale for all steps and times; or a likelihood, such as `Gaussian("learned", outputs=H)`.
+            It is that of differences from the seasonal naive forecast, standardised.
         prior: of the weights; that of `Model` if None.
         seed: seed of the fit.
         verbose: whether a fit of more than some seconds says how far it is.

@@ -71,7 +71,7 @@ def _summary(posterior: Posterior, details: CardDetails) -> str:
 
 
 def _use(posterior: Posterior, details: CardDetails) -> str:
-    extra = ", calibration=…" if posterior.model.network.batch_norms and not posterior.statistics_known else ""
+    extra = ", calibration=inputs" if posterior.model.network.batch_norms and not posterior.statistics_known else ""
     return (
         "## Use\n\n```python\nimport torchbayes as tb\n\n"
         "# network, likelihood and prior as they were fitted\n"

@@ -130,7 +130,7 @@ def load(
     model: Model,
     *,
     revision: str | None = None,
-    calibration: Calibration | None = None,
+    calibration: Calibration | Any = None,
     api: Any = None,
 ) -> Posterior:
     """Read a posterior from a folder, or from a repository of the Hugging Face Hub.

@@ -229,11 +229,11 @@ class Network:
                 layer.training = True
             with torch.no_grad():
                 for inputs in batches:
-                    size = batch_size(inputs)
-                    num_rows += size
+                    num_rows += (size := batch_size(inputs))
                     for layer in layers:
                         layer.momentum = size / num_rows
-                    self(views, self.arrange(inputs), buffers)
+                    with taking(inputs):
+                        self(views, self.arrange(inputs), buffers)
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum

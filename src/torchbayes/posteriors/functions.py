@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from torchbayes.checks import check_counts, check_kind, check_memory, check_tensor
 from torchbayes.density.plans import outputs
 from torchbayes.display import shown_by
-from torchbayes.model.batches.batch import batch_size
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.dropout import Mask
 from torchbayes.model.likelihoods import Parameters
-from torchbayes.model.model import Model
+from torchbayes.model.model import Model, check_finite
 from torchbayes.model.network import Buffers
+from torchbayes.model.sources.sources import even_bounds
 from torchbayes.native.process import undisturbed_methods
 from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import is_finite, warn_of
 
 Calibration = Callable[[], Iterable[Any]]
 """Makes a fresh pass over training inputs, batch by batch, for the batch-norm statistics of a draw."""
+_CHUNK = 1024  # rows of a batch of such a pass
 
 
 @undisturbed_methods
@@ -96,6 +100,27 @@ class Functions:
         """
         check_memory(self.weights_SD.nbytes, "the weights of the module", self.weights_SD.device, draws=self.draws)
         return ModelAverage.of(self.model, self.weights_SD, self.buffers_S, level=level, masks_S=self.masks_S)
+
+
+def passes(model: Model, inputs: Calibration | Any, *, chunk_size: int = _CHUNK) -> Calibration:
+    """Return what makes a fresh pass over inputs in any form that `predict` takes, or that already does so.
+
+    A ValueError if there are none or they are not finite; those of a DataLoader are checked at the pass.
+    """
+    if callable(inputs):
+        return inputs
+    if isinstance(inputs, DataLoader):
+        return lambda: (_checked(model.unpack(item).inputs) for item in inputs)
+    placed = _checked(model.place(inputs))
+    if batch_size(placed) == 0:
+        raise ValueError("`calibration` has no rows, from which batch norm could take its statistics.")
+    bounds = even_bounds(batch_size(placed), chunk_size)  # a last batch of one row would have no variance
+    return lambda: (rows_of(placed, slice(start, stop)) for start, stop in pairwise(bounds))
+
+
+def _checked(inputs: Any) -> Any:
+    check_finite(inputs)
+    return inputs
 
 
 def recalibrate_(model: Model, weights_SD: Tensor, buffers_S: Buffers, *, calibration: Calibration) -> None:

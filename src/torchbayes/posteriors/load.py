@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -16,14 +17,14 @@ from torchbayes.model.model import Model, having
 from torchbayes.model.sources.informed import as_recorded
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import CHECKPOINT, CONFIG, POSTERIOR, RESTORE, read_header, read_tensors, run_of
-from torchbayes.posteriors.functions import Calibration
+from torchbayes.posteriors.functions import Calibration, passes
 from torchbayes.posteriors.modules.module import MODULES, PredictiveModule
 from torchbayes.posteriors.posterior import BUFFERS, KINDS, SAMPLE_STATS, Posterior
 from torchbayes.posteriors.store import DrawFile
 
 
 @explained()
-def load(path: str | Path, model: Model, *, calibration: Calibration | None = None) -> Posterior:
+def load(path: str | Path, model: Model, *, calibration: Calibration | Any = None) -> Posterior:
     """Read a posterior that `save` wrote and attach it to its model.
 
     Args:
@@ -32,7 +33,8 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
             that are not inferred must equal those in the file. For a tuned Laplace posterior it may also be that
             posterior's own model. The file holds the chosen prior and noise, what a likelihood took from the
             training targets, and the scale of a prior that was left open.
-        calibration: makes a pass over training inputs; needed by networks with batch norm.
+        calibration: training inputs, in any form that `predict` takes, or a function that makes a pass over them in
+            batches; needed by networks with batch norm.
 
     Returns:
         The posterior, on the model's device.
@@ -68,7 +70,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
     return dataclasses.replace(
         posterior,
         buffers_M=buffers or None,
-        calibration=calibration,
+        calibration=None if calibration is None else passes(model, calibration),
         statistics_known=header["statistics_known"],
         problems=tuple(header.get("problems", ())),
         sample_stats=stats or None,

@@ -26,7 +26,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.native.noise import fill_normal_rows
 from torchbayes.native.process import undisturbed_methods
 from torchbayes.posteriors.files import write_tensors
-from torchbayes.posteriors.functions import Calibration, Functions, recalibrate_
+from torchbayes.posteriors.functions import Calibration, Functions, passes, recalibrate_
 from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.randomness.seeds import Purpose, numbered
@@ -134,9 +134,9 @@ class Posterior(ABC):
         """Return the posterior rebuilt from what `tensors` and `settings` gave, among other entries of a file."""
         raise NotImplementedError(f"{cls.__name__} is not read from files.")
 
-    def calibrated(self, calibration: Calibration) -> Self:
-        """Return the posterior with these training inputs; what it has cached stays."""
-        return _having(self, calibration=calibration)
+    def calibrated(self, calibration: Calibration | Any) -> Self:
+        """Return the posterior with these training inputs, as `load` takes them; what it has cached stays."""
+        return _having(self, calibration=passes(self.model, calibration))
 
     def with_problems(self, problems: Iterable[str]) -> Self:
         """Return the posterior with these problems added; what it has cached stays."""
@@ -270,7 +270,7 @@ def _buffers_of(posterior: Posterior, weights_SD: Tensor) -> Buffers | None:
     if posterior.calibration is None:
         raise ValueError(
             f"`{network.batch_norms[0]}` is a batch norm whose statistics belong to the weights, so each draw must "
-            f"be recalibrated on training data, and none is at hand. Load the posterior with `calibration=`."
+            f"be recalibrated on training data, and none is at hand. Load the posterior with `calibration=inputs`."
         )
     recalibrate_(posterior.model, weights_SD, buffers_S, calibration=posterior.calibration)
     return buffers_S

@@ -10,22 +10,19 @@ under N(0, α² I) without bias it is the cosine xᵀx′/(|x||x′|), for a wid
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, seen
 from torchbayes.display import Overview, shown
-from torchbayes.model.batches.batch import batch_size, rows_of
-from torchbayes.model.model import Model, check_finite
+from torchbayes.model.model import Model
 from torchbayes.native.process import undisturbed
-from torchbayes.posteriors.functions import Functions, recalibrate_
+from torchbayes.posteriors.functions import Functions, passes, recalibrate_
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import predict
 from torchbayes.randomness.seeds import Purpose, mix
@@ -186,21 +183,8 @@ def prior_functions(
         block_SD.copy_(model.prior.sample(len(block_SD), seed=mix(Purpose.PRIOR_PREDICTIVE, seed, number)))
     buffers_S = network.stacked_buffers(draws)
     if network.batch_norms:
-        recalibrate_(model, weights_SD, buffers_S, calibration=lambda: _passed(model, calibration, chunk_size))
+        recalibrate_(model, weights_SD, buffers_S, calibration=passes(model, calibration, chunk_size=chunk_size))
     return Functions(model, weights_SD, buffers_S or None)
-
-
-def _passed(model: Model, inputs: Any, chunk_size: int) -> Iterator[Any]:
-    """Yield inputs batch by batch, as the model places them; a ValueError if they are not finite."""
-    if isinstance(inputs, DataLoader):
-        for item in inputs:
-            batch = model.unpack(item).inputs
-            check_finite(batch)
-            yield batch
-        return
-    check_finite(placed := model.place(inputs))
-    for start in range(0, batch_size(placed), chunk_size):
-        yield rows_of(placed, slice(start, start + chunk_size))
 
 
 def _symmetric(products: Tensor) -> Tensor:
