@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -102,13 +102,13 @@ class Functions:
         return ModelAverage.of(self.model, self.weights_SD, self.buffers_S, level=level, masks_S=self.masks_S)
 
 
-def passes(model: Model, inputs: Calibration | Any, *, chunk_size: int = _CHUNK) -> Calibration:
+def passes(model: Model, inputs: Any, *, chunk_size: int = _CHUNK) -> Calibration:
     """Return what makes a fresh pass over inputs in any form that `predict` takes, or that already does so.
 
     A ValueError if there are none or they are not finite; those of a DataLoader are checked at the pass.
     """
     if callable(inputs):
-        return inputs
+        return cast(Calibration, inputs)
     if isinstance(inputs, DataLoader):
         return lambda: (_checked(model.unpack(item).inputs) for item in inputs)
     placed = _checked(model.place(inputs))
