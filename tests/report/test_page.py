@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.image import imread
 from torch import nn
 
 import torchbayes as tb
@@ -263,6 +264,13 @@ def test_texts_and_signs_stand_out_from_their_ground(page: Path):
                     assert (bright + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
 
 
+def browsed(path: Path, width: int, *wanted: str, height: int = 900) -> str:
+    """Return what Chromium prints when it opens a page in a window of this size."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000"]
+    command = [str(CHROMIUM), *options, f"--window-size={width},{height}", *wanted, path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
 USE = Path(__file__).with_name("reader.js").read_text("utf-8")
 
 
@@ -271,21 +279,15 @@ def used(page: Path, width: int) -> tuple[str, dict[str, Any]]:
     path = page.with_name(f"used_{width}.html")
     text = page.read_text("utf-8").replace("</body>", f"<script>{USE}</script></body>")
     path.write_text(text, "utf-8")
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=3000",
-        f"--window-size={width},900",
-    ]
-    done = subprocess.run(
-        [str(CHROMIUM), *options, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True, timeout=120
-    )
-    (said,) = re.findall(r'<pre id="said".*?>(.*?)</pre>', done.stdout, re.DOTALL)
-    return done.stdout.replace(f"<script>{USE}</script>", ""), json.loads(unescape(said))
+    shown = browsed(path, width, "--dump-dom")
+    (said,) = re.findall(r'<pre id="said".*?>(.*?)</pre>', shown, re.DOTALL)
+    return shown.replace(f"<script>{USE}</script>", ""), json.loads(unescape(said))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="a page is used in Chromium")
+in_browser = pytest.mark.skipif(CHROMIUM is None, reason="a page is used in Chromium")
+
+
+@in_browser
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_reader_sorts_filters_switches_and_opens_rows(page: Path, width: int):
     text, said = used(page, width)
@@ -313,3 +315,54 @@ def test_a_reader_sorts_filters_switches_and_opens_rows(page: Path, width: int):
     assert said["axis"] == ["probability of the predicted class", "probability of the true class"]
     assert set(said["still"]) == {"none"}
     assert escape(HOSTILE[:9]) in text
+
+
+AXE = """axe.run().then(({violations}) => {
+  const pre = document.createElement("pre");
+  pre.id = "violations";
+  pre.textContent = JSON.stringify(violations.map(({id, nodes}) => [id, nodes[0].html]));
+  document.body.append(pre);
+});"""
+
+
+def violations(text: str, path: Path, width: int) -> dict[str, str]:
+    """Return the rules of accessibility that a page breaks, as axe-core knows them, each with an element."""
+    axe = pytest.importorskip("axe_core_python")
+    library = Path(axe.__file__).with_name("axe.min.js").read_text("utf-8")
+    path.write_text(text.replace("</body>", f"<script>{library}</script><script>{AXE}</script></body>"), "utf-8")
+    (said,) = re.findall(r'<pre id="violations">(.*?)</pre>', browsed(path, width, "--dump-dom"), re.DOTALL)
+    return dict(json.loads(unescape(said)))
+
+
+@in_browser
+@pytest.mark.slow
+def test_axe_finds_no_fault(page: Path, tmp_path: Path):
+    light = page.read_text("utf-8")
+    dark = light.replace("(prefers-color-scheme: dark)", "all")
+    assert dark != light
+    path = tmp_path / "axe.html"
+    assert violations(light, path, 1280) == {}
+    assert violations(dark, path, 400) == {}
+    wrong = re.sub(r"--quiet: #\w{6}", "--quiet: #cccccc", light).replace(' lang="en"', "")
+    assert violations(wrong, path, 1280).keys() == {"color-contrast", "html-has-lang"}
+
+
+def brightness(page: Path, path: Path, width: int) -> np.ndarray:
+    """Return the mean brightness of each square of 16 pixels of a screenshot, 0 to 1, in which fonts differ little."""
+    browsed(page, width, f"--screenshot={path}", height=3200)
+    grey = imread(path)[..., :3].mean(-1)
+    return grey.reshape(len(grey) // 16, 16, -1, 16).mean((1, 3))
+
+
+@in_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_screenshot_is_as_it_was(page: Path, tmp_path: Path, width: int):
+    """A reference is `brightness` as an image; a page with other fonts is nearer to it than one without its style."""
+    expected = imread(Path(__file__).with_name(f"page_{width}.png"))[..., 0]
+    actual = brightness(page, tmp_path / "page.png", width)
+    bare = tmp_path / "bare.html"
+    bare.write_text(re.sub(r"<style>.*?</style>", "", page.read_text("utf-8"), flags=re.DOTALL), "utf-8")
+    unlike = np.abs(brightness(bare, tmp_path / "bare.png", width) - expected).mean()
+    assert np.abs(actual - expected).mean() < 0.5 * unlike
+    assert unlike > 0.02
