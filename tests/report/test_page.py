@@ -364,5 +364,5 @@ def test_a_screenshot_is_as_it_was(page: Path, tmp_path: Path, width: int):
     bare = tmp_path / "bare.html"
     bare.write_text(re.sub(r"<style>.*?</style>", "", page.read_text("utf-8"), flags=re.DOTALL), "utf-8")
     unlike = np.abs(brightness(bare, tmp_path / "bare.png", width) - expected).mean()
-    assert np.abs(actual - expected).mean() < 0.5 * unlike
+    assert np.abs(actual - expected).mean() < 0.6 * unlike  # 0.03 with the same fonts, 0.48 with serif ones
     assert unlike > 0.02
