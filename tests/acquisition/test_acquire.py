@@ -228,3 +228,20 @@ def test_estimators_take_rows_as_they_are():
     )
     assert torch.equal(actual.indices, by_hand.indices)
     assert len(actual.scores) == 40
+
+
+def test_copies_that_differ_by_rounding_are_one_row() -> None:
+    source = torch.Generator().manual_seed(149)
+    model = tb.Model(tb.networks.mlp((16,), 3, hidden=(64,)), tb.likelihoods.Categorical())
+    ensemble = tb.Point(model, 0.05 * torch.randn(6, model.layout.size, generator=source))
+    near = torch.randn(1, 16, generator=source) + 1e-6 * torch.randn(12, 16, generator=source)
+    pool = near[torch.randint(12, (61,), generator=source)]
+    for score in ("bald", "batchbald", "entropy"):
+        chosen = tb.acquire(ensemble, DataLoader(TensorDataset(pool), batch_size=5), 3, score=score)
+        assert len(pool[chosen.indices].unique(dim=0)) == 3
+
+
+def test_a_margin_needs_two_classes() -> None:
+    model = tb.Model(nn.Linear(3, 1), tb.likelihoods.Categorical())
+    with pytest.raises(ValueError, match="'margin' is a difference of two classes"):
+        tb.acquire(tb.Point(model, normal(3, model.layout.size).float()), normal(9, 3).float(), 2, score="margin")

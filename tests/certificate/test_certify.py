@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.oracles import LinearGaussian, classes, normal
 from torchbayes.certificate.refits import _judged, needed_levels
+from torchbayes.certificate.simulation import _thinned
 from torchbayes.linalg import Dense, Diagonal
 
 NOISE = 0.5
@@ -251,6 +253,38 @@ def test_fits_that_fail_are_counted() -> None:
     assert actual.grade == "amber"
     assert "fits failed (the loss is not finite)" in actual.meaning
     assert actual.numbers["simulations"] < 40
+
+
+def test_a_method_whose_fits_diverge_is_not_certified() -> None:
+    def fit(of: tb.Model, data: Any, seed: int) -> tb.Gaussian:
+        raise tb.DivergedError("the loss is not finite.")
+
+    budget = tb.Budget(checks=("simulation", "coverage", "k-hat", "seeds"), simulations=4)
+    actual = tb.certify(exact(model(), rows()), rows(), fit, budget=budget)
+    assert actual.grade == "red"
+    assert {check.name: check.grade for check in actual} == {
+        "simulation": "red",
+        "coverage": "red",
+        "k-hat": "green",
+        "seeds": "red",
+    }
+
+
+def test_a_reference_of_one_chain_has_a_floor() -> None:
+    wrong = partial(exact, shift=3.0)
+    actual = certify(wrong, "reference", rows=60, reference=tb.NUTS(chains=1, steps=300, burn_in=100))["reference"]
+    assert actual.grade == "red"
+    assert actual.numbers["floor"] < next(iter(actual.numbers.values()))
+
+
+def test_thinned_draws_are_of_all_chains() -> None:
+    """Four chains that stand at exact draws are worth four draws, one of each, whatever the lengths."""
+    for length in (4, 5, 10, 100):
+        of = SimpleNamespace(members=4, chain_length=length)
+        standing = torch.tensor([-3.0, -1.0, 1.0, 3.0]).double().repeat(length) + 0.01 * normal(4 * length)
+        kept = _thinned({"f": standing}, of)
+        assert len({*kept}) == len(kept)
+        assert {draw % 4 for draw in kept} == {*range(min(4, len(kept)))}
 
 
 def test_without_a_method_what_fits_again_is_not_judged() -> None:

@@ -374,3 +374,12 @@ def test_wrong_arguments_are_named():
         QuantileForecast(np.array([0.1, 0.9]), np.array([[2.0, 1.0]]))
     with pytest.raises(ValueError, match="known at levels"):
         BoostedTrees(3, context=6, levels=(0.1, 0.9)).fit(GOOD).forecast(levels=(0.01, 0.5))
+
+
+def test_scales_do_not_depend_on_the_order_of_forecasters() -> None:
+    values = np.tile([1.0, 2.0, 3.0, 9.0], 40) + 0.3 * np.random.default_rng(0).normal(size=160)
+    seasonal, naive = SeasonalNaive(4, season=4), SeasonalNaive(4)
+    first = backtest(values, {"seasonal": seasonal, "naive": naive})
+    second = backtest(values, {"naive": naive, "seasonal": seasonal})
+    assert first.table().MASE["seasonal"] == second.table().MASE["seasonal"]
+    assert first.scale == np.abs(values[4 : first.origins_N[0]] - values[: first.origins_N[0] - 4]).mean()

@@ -206,13 +206,15 @@ class _Choice:
             raise ValueError(f"`k` must be at most the rows of the pool, {len(number_N)}{different}; got {self.k}.")
         of_place = torch.zeros(len(number_N), dtype=torch.float64)
         of_place[places] = scores
-        scores_U = of_place[torch.from_numpy(first_U)]
+        # copies of a row differ by rounding where their batches have other sizes
+        scores_U = torch.full((len(keys_U),), -torch.inf, dtype=torch.float64)
+        scores_U = scores_U.scatter_reduce(0, torch.from_numpy(number_N), of_place, "amax")
         scores_N, duplicates = scores_U[torch.from_numpy(number_N)], len(number_N) - len(keys_U)
         problems, gain = [], None
         if self.name == "batchbald":
             assert self.best is not None
             batch = self.best.greedy(self.k, seed=pool.seed)
-            indices, gain = batch.places, batch.information
+            indices, gain = torch.from_numpy(first_U[number_N[batch.places.numpy()]]), batch.information
             if batch.limit and self.k > 1:
                 problems.append(f"{batch.limit}, so that its last rows are hardly chosen; raise `draws` or lower `k`")
             if not batch.exact:
@@ -224,7 +226,7 @@ class _Choice:
             order = np.lexsort((keys_U, -scores_U.numpy()))[: self.k]
             indices = torch.from_numpy(first_U[order])
             if self.best is not None and self.best.room:
-                gain = self.best.together(indices, seed=pool.seed)
+                gain = self.best.together(keys_U[order], seed=pool.seed)
         for problem in problems:
             note(f"the batch may not be the best: {problem}.", AcquisitionWarning)
         return Acquired(indices, scores_N, gain, self.name, self.draws, duplicates, tuple(problems))

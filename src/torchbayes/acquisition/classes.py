@@ -96,6 +96,8 @@ def entropy(rows: ClassRows) -> Tensor:
 
 def margin(rows: ClassRows) -> Tensor:
     """Return minus the probability of the first class over that of the second, summed over labels, (B,)."""
+    if rows.probs_SBPC.shape[-1] < 2:
+        raise ValueError("`score` 'margin' is a difference of two classes, and the model has one.")
     first_two = rows.probs_SBPC.mean(0).topk(2, dim=-1).values
     return (first_two[..., 1] - first_two[..., 0]).sum(-1)
 

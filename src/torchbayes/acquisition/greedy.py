@@ -46,14 +46,14 @@ class Best:
             self.settle()
 
     def settle(self) -> None:
-        """Put rows that wait among the best."""
+        """Put rows that wait among the best; a row that is there several times has its largest value."""
         if not self.waiting:
             return
         before = [] if self.rows is None else [(self.rows, self.values_B, self.keys_B, self.places_B)]
         parts, values, keys, places = zip(*before, *self.waiting, strict=True)
         values_B, keys_B, places_B = np.concatenate(values), np.concatenate(keys), np.concatenate(places)
-        first = np.unique(keys_B, return_index=True)[1]
-        order = first[np.lexsort((keys_B[first], -values_B[first]))]
+        order = np.lexsort((keys_B, -values_B))
+        order = order[np.sort(np.unique(keys_B[order], return_index=True)[1])]
         if len(order) > self.room:
             self.dropped = max(self.dropped, float(values_B[order[self.room]]))
         kept = order[: self.room]
@@ -73,13 +73,13 @@ class Best:
             chosen.append(int(self.places_B[best]))
         return Batch(torch.tensor(chosen), state.information, state.limit, exact)
 
-    def together(self, places: Tensor, *, seed: int) -> float:
-        """Return the information of rows at these places together, which are among the best, in nats."""
+    def together(self, keys: np.ndarray, *, seed: int) -> float:
+        """Return the information of rows of these keys together, which are among the best, in nats."""
         self.settle()
         assert self.rows is not None
-        state, where = self.rows.batch(seed=seed), {place: row for row, place in enumerate(self.places_B.tolist())}
-        for place in places.tolist():
-            row = where[place]
+        state, where = self.rows.batch(seed=seed), {key: row for row, key in enumerate(self.keys_B.tolist())}
+        for key in keys.tolist():
+            row = where[key]
             state.add(self.rows.some(slice(row, row + 1)))  # type: ignore[arg-type]
         return state.information
 

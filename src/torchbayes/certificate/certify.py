@@ -22,6 +22,7 @@ from torchbayes.checks import as_seed, check_kind, optional, seen
 from torchbayes.checksum import checksums
 from torchbayes.display import brief
 from torchbayes.driver.run import describe
+from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.batches.batch import batch_size, tensors_of
 from torchbayes.model.description import checksum_of_code, describe_model
 from torchbayes.model.model import Model
@@ -145,7 +146,10 @@ def _checked(name: str, case: Case) -> Check:
             check = _MADE[name](case)
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         first = " ".join(str(error).split())
-        return not_judged(name, first[:1].upper() + first[1:] or type(error).__name__)
+        why = first[:1].upper() + first[1:] or type(error).__name__
+        if isinstance(error, DivergedError):  # a method that fails on such rows has not passed
+            return Check(name, "red", meaning=why, threshold="red: fits diverge", remedy="A smaller step size.")
+        return not_judged(name, why)
     if check.numbers and math.isnan(next(iter(check.numbers.values()))):
         return not_judged(name, "Its number is not finite.")
     return check

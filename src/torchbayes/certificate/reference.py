@@ -73,12 +73,11 @@ def _sampled(case: Case, model: Model) -> dict[str, Any]:
     rhat = diagnosis.spaces[diagnosis.functions].rhat
     agree = float((rhat <= _AGREE).double().mean())
     functions, chains = posterior.functions(), posterior.members
-    chain_S, half = torch.arange(functions.draws) % chains, chains // 2
-    smallest = float("inf")
-    if half:
-        halves = [
-            summary(sampled(functions.some(where)), case.inputs, seed=case.seed + number)
-            for number, where in enumerate((chain_S < half, chain_S >= half))
-        ]
-        smallest = floor({"apart": distance(*halves)}, (half, chains - half))["apart"]
+    draw_S, half = torch.arange(functions.draws), chains // 2 or 1
+    part_S = draw_S % chains if chains > 1 else 2 * draw_S // functions.draws  # one chain is halved in time
+    halves = [
+        summary(sampled(functions.some(where)), case.inputs, seed=case.seed + number)
+        for number, where in enumerate((part_S < half, part_S >= half))
+    ]
+    smallest = floor({"apart": distance(*halves)}, (half, max(chains, 2) - half))["apart"]
     return {**_summarised(posterior, case), "floor": smallest, "agree": agree}

@@ -23,6 +23,7 @@ from torchbayes.certificate.certificate import Check, Grade, worst
 from torchbayes.certificate.uniformity import Uniformity, resolution, uniformity
 from torchbayes.diagnostics import ess_bulk
 from torchbayes.driver.progress import counted
+from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.batches.batch import Batch, concatenate
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.model import Model
@@ -71,6 +72,8 @@ def _simulated(case: Case, number: int, truths: Drawn | None) -> dict[str, Any]:
         draws = drawn(posterior, inputs, _DRAWS if posterior.chain_length is None else _CHAIN_DRAWS, seed=seed)
         if not bool(draws.outputs_SBK.isfinite().all()):
             return {"failed": "the fit of simulated data gives outputs that are not finite"}
+    except NotImplementedError:
+        raise
     except RuntimeError as error:  # a run that diverged
         return {"failed": str(error)}
     of_truth, of_draws = (
@@ -159,8 +162,8 @@ def _thinned(values: Mapping[str, Tensor], posterior: Any) -> list[int]:
         sizes_Q = ess_bulk(stacked_MSQ)
         worth = int(sizes_Q[~sizes_Q.isnan()].min()) if not bool(sizes_Q.isnan().all()) else total
     count = max(1, min(_DRAWS, worth, total))
-    # the chains of a round are neighbours, and independent; rounds are spread over the run
-    return [k * total // count for k in range(count)]
+    # rounds are spread over the run, and draws over the chains, which are neighbours in a round
+    return [k * total // count // members * members + k % members for k in range(count)]
 
 
 def _rank(truth: Tensor, draws_S: Tensor, source: torch.Generator) -> float:
@@ -177,7 +180,8 @@ def judged(simulated: list[dict[str, Any]], source: str) -> Check:
     """Return the check from the ranks of all simulations."""
     done = [each for each in simulated if "ranks" in each]
     if len(done) < 2:
-        raise ValueError(
+        failure = DivergedError if len(simulated) > 1 else ValueError
+        raise failure(
             f"of {len(simulated)} fits of simulated data, {len(simulated) - len(done)} failed: {_reason(simulated)}."
         )
     ranks = {name: torch.tensor([each["ranks"][name] for each in done]).double() for name in done[0]["ranks"]}
@@ -189,6 +193,7 @@ def judged(simulated: list[dict[str, Any]], source: str) -> Check:
     grades: list[Grade] = [_grade(test, adjusted[each]) for each, test in tests.items()]
     failed, finest = len(simulated) - len(done), resolution(len(done))
     least: Grade = "amber" if len(done) < _FEWEST or failed else "green"
+    least = "red" if failed > len(done) else least
     grade = worst(*grades, least)
     test = tests[name]
     return Check(

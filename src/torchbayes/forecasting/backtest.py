@@ -8,7 +8,7 @@ coverage   share of values inside the central interval, and its mean width, in t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,8 @@ class Backtest:
         lows: forecaster -> lower ends of the intervals, (N, H); those that adapt too, by the name with a plus sign.
         highs: likewise, upper ends.
         coverage: of the intervals, as asked for.
-        scale: the mean error of the seasonal naive forecast within the first training part.
+        scale: the mean error of the seasonal naive forecast within the first training part, by the longest season of
+            the forecasters.
         adaptive: name with a plus sign -> the intervals that adapt, as they stand at the end of the series, for the
             forecasts that come next.
         problems: known problems of posteriors, one clause each.
@@ -167,7 +168,7 @@ def backtest(
             adaptive[key] = AdaptiveIntervals(horizon, coverage=coverage, rule=rule)
             lows[key], highs[key] = _adapted(adaptive[key], data, origins_N, np.array(levels), each)
     targets_NH = data.values_TC[origins_N[:, None] + np.arange(horizon), 0]
-    scale = _naive_error(data, start, next(iter(forecasters.values())))
+    scale = _naive_error(data, start, forecasters.values())
     return Backtest(
         origins_N, targets_NH, np.array(levels), quantiles, lows, highs, coverage, scale, adaptive, tuple(problems)
     )
@@ -222,9 +223,9 @@ def _adapted(
     return low_NH, high_NH
 
 
-def _naive_error(data: Series, start: int, forecaster: Any) -> float:
-    """Return mean |y_t − y_{t−m}| before the first origin."""
-    season = getattr(forecaster, "season", None) or data.season
+def _naive_error(data: Series, start: int, forecasters: Iterable[Any]) -> float:
+    """Return mean |y_t − y_{t−m}| before the first origin, m the longest season of the forecasters."""
+    season = max(getattr(forecaster, "season", None) or data.season for forecaster in forecasters)
     values = data.values_TC[:start, 0]
     season = season if season < len(values) else 1
     error = float(np.abs(values[season:] - values[:-season]).mean())
