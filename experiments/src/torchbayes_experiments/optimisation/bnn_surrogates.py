@@ -240,7 +240,7 @@ EXPERIMENT = Experiment(
     "the expected improvement for one objective. Without deep kernels and networks of infinite width.",
     recipes={"small": SurrogatesRecipe(), "paper": SurrogatesRecipe(batch=10, rounds=19)},
     cost={
-        "small": "about five minutes of one core a seed",
+        "small": "five minutes of one core for a seed; a quarter of an hour beside other work",
         "paper": "about half an hour of one core (an estimate); no gain from a GPU",
     },
     run=run,

@@ -177,7 +177,7 @@ EXPERIMENT = Experiment(
         "paper": AcquisitionRecipe(pool=20_000, rounds=30, members=50, epochs=400),
     },
     cost={
-        "small": "half a minute of one core for a seed",
+        "small": "half a minute of one core for a seed; two to three minutes beside other work",
         "paper": "about an hour of one core for a seed (an estimate)",
     },
     run=run,

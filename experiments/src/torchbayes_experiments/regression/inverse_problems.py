@@ -209,7 +209,7 @@ EXPERIMENT = Experiment(
     },
     cost={
         "quick": "seconds of one core for a seed",
-        "small": "three quarters of an hour of one core for a seed",
+        "small": "an hour of one core for a seed",
         "paper": "hours of one core for a seed (an estimate)",
     },
     run=run,
