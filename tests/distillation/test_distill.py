@@ -190,7 +190,8 @@ def test_fidelity_of_the_teacher_to_itself_and_of_halves() -> None:
     assert_close(report.numbers["inputs (floor)"]["tv"], floor, rtol=1e-5)
     assert_close(report.numbers["scored"]["nll"], -learned.log_prob(labels).double().mean(), rtol=1e-5)
     assert_close(report.numbers["scored (teacher)"]["nll"], -taught.log_prob(labels).double().mean(), rtol=1e-5)
-    assert report.latency_ratio > 0
+    assert report.latency_ratio == report.latency["teacher"] / report.latency["student"] > 0
+    assert f"{1000 * report.latency['teacher']:.3g} ms by the teacher" in report.text()
     assert "| inputs (floor) |" in report.text()
     page: Any = report
     assert "inputs (floor)" in page._repr_html_()

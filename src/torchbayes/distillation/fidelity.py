@@ -38,7 +38,8 @@ FLOOR = "floor"
 def _overview(fidelity: Fidelity) -> Overview:
     names = [*dict.fromkeys(name for numbers in fidelity.numbers.values() for name in numbers)]
     rows = [(where, *(numbers.get(name, "") for name in names)) for where, numbers in fidelity.numbers.items()]
-    return Overview("Fidelity", {"latency_ratio": fidelity.latency_ratio}, header=("", *names), rows=rows)
+    seconds = {f"{name} (s)": value for name, value in fidelity.latency.items()}
+    return Overview("Fidelity", seconds, header=("", *names), rows=rows)
 
 
 @shown(_overview)
@@ -50,11 +51,16 @@ class Fidelity:
         numbers: row -> name -> number; a row for each set of inputs, by its name, and one for halves of the draws, by
             its name and "(floor)". With targets the first has the student's scores too, and another, by its name and
             "(teacher)", the teacher's.
-        latency_ratio: time of the teacher's prediction of up to 256 rows over that of the student's.
+        latency: seconds that "teacher" and "student" take to predict the first rows, up to 256, the fastest of ten.
     """
 
     numbers: Mapping[str, Mapping[str, float]]
-    latency_ratio: float
+    latency: Mapping[str, float]
+
+    @property
+    def latency_ratio(self) -> float:
+        """The time of the teacher over that of the student."""
+        return self.latency["teacher"] / self.latency["student"]
 
     def text(self) -> str:
         """Return the table as Markdown, a section of a page."""
@@ -63,7 +69,9 @@ class Fidelity:
         for where, numbers in self.numbers.items():
             cells = [f"{numbers[name]:.3g}" if name in numbers else "" for name in names]
             lines.append(f"| {where} | {' | '.join(cells)} |")
-        return "\n".join([*lines, "", f"The student is {self.latency_ratio:.3g} times as fast as its teacher."])
+        before, after = (1000 * self.latency[name] for name in ("teacher", "student"))
+        speed = f"A prediction takes {before:.3g} ms by the teacher and {after:.3g} ms by the student"
+        return "\n".join([*lines, "", f"{speed}, which is {self.latency_ratio:.3g} times as fast."])
 
 
 def compared(teacher: Source, student: Source, sets: Any) -> Fidelity:
@@ -82,7 +90,7 @@ def compared(teacher: Source, student: Source, sets: Any) -> Fidelity:
         if (halves := _halves(taught)) is not None:
             numbers[f"{name} ({FLOOR})"] = distances(*halves)
     first = next(iter(sets.values()))
-    return Fidelity(numbers, _latency_ratio(teacher, student, _apart(first)[0]))
+    return Fidelity(numbers, _latency(teacher, student, _apart(first)[0]))
 
 
 def _apart(given: Any) -> tuple[Any, Any]:
@@ -90,12 +98,12 @@ def _apart(given: Any) -> tuple[Any, Any]:
     return given if isinstance(given, tuple) and len(given) == 2 else (given, None)
 
 
-def _latency_ratio(teacher: Source, student: Source, inputs: Any) -> float:
-    """Return the time of the teacher's prediction of a few rows over that of the student's."""
+def _latency(teacher: Source, student: Source, inputs: Any) -> dict[str, float]:
+    """Return the times of predictions of a few rows."""
     placed = place_inputs(teacher.model, inputs)
     few = rows_of(placed, slice(min(_TIMED, batch_size(placed))))
     slow, fast = _seconds(lambda: teacher.predictive(few), lambda: student.predictive(few))
-    return slow / fast
+    return {"teacher": slow, "student": fast}
 
 
 def distances(predictive: Predictive, reference: Predictive) -> dict[str, float]:
