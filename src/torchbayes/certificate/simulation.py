@@ -179,11 +179,10 @@ def _spread(targets: Tensor) -> float:
 def judged(simulated: list[dict[str, Any]], source: str) -> Check:
     """Return the check from the ranks of all simulations."""
     done = [each for each in simulated if "ranks" in each]
+    failed = len(simulated) - len(done)
     if len(done) < 2:
-        failure = DivergedError if len(simulated) > 1 else ValueError
-        raise failure(
-            f"of {len(simulated)} fits of simulated data, {len(simulated) - len(done)} failed: {_reason(simulated)}."
-        )
+        problem = f"of {len(simulated)} fits of simulated data, {failed} failed: {_reason(simulated)}."
+        raise DivergedError(problem) if failed > len(done) else ValueError(problem)
     ranks = {name: torch.tensor([each["ranks"][name] for each in done]).double() for name in done[0]["ranks"]}
     tests = {name: uniformity(values_N) for name, values_N in ranks.items()}
     adjusted = {name: min(1.0, test.p_value * len(tests)) for name, test in tests.items()}
@@ -191,9 +190,8 @@ def judged(simulated: list[dict[str, Any]], source: str) -> Check:
         tests, key=lambda each: (adjusted[each] >= _LEVEL, each in _OF_WEIGHTS, adjusted[each], -tests[each].largest)
     )
     grades: list[Grade] = [_grade(test, adjusted[each]) for each, test in tests.items()]
-    failed, finest = len(simulated) - len(done), resolution(len(done))
-    least: Grade = "amber" if len(done) < _FEWEST or failed else "green"
-    least = "red" if failed > len(done) else least
+    finest = resolution(len(done))
+    least: Grade = "red" if failed > len(done) else "amber" if len(done) < _FEWEST or failed else "green"
     grade = worst(*grades, least)
     test = tests[name]
     return Check(
